@@ -32,8 +32,11 @@ class Clock(Protocol):
     def timeout(self, seconds: float | None) -> asyncio.Timeout:
         """`async with` limit for waiting; raises TimeoutError when it fires. None means no limit."""
 
-    def io_timeout(self, seconds: float) -> asyncio.Timeout:
-        """Like `timeout`, for one network operation; scaling never takes it below one real second."""
+    def io_seconds(self, seconds: float) -> float:
+        """`seconds` for one network operation: longer where scaling would leave less than one real second."""
+
+    def real_seconds(self, seconds: float) -> float:
+        """The same span on the wall, for libraries and peers that know nothing of the scale."""
 
 
 class SystemClock:
@@ -54,8 +57,11 @@ class SystemClock:
     def timeout(self, seconds: float | None) -> asyncio.Timeout:
         return asyncio.timeout(None if seconds is None else seconds * self.scale)
 
-    def io_timeout(self, seconds: float) -> asyncio.Timeout:
-        return asyncio.timeout(max(seconds * self.scale, min(seconds, MIN_IO_TIMEOUT)))
+    def io_seconds(self, seconds: float) -> float:
+        return max(seconds, min(seconds, MIN_IO_TIMEOUT) / self.scale)
+
+    def real_seconds(self, seconds: float) -> float:
+        return seconds * self.scale
 
 
 class ManualClock:
@@ -95,8 +101,11 @@ class ManualClock:
             self._at(seconds, lambda: _fire(limit))
         return limit
 
-    def io_timeout(self, seconds: float) -> asyncio.Timeout:
-        return self.timeout(seconds)
+    def io_seconds(self, seconds: float) -> float:
+        return seconds
+
+    def real_seconds(self, seconds: float) -> float:
+        return seconds
 
     async def advance(self, seconds: float) -> None:
         """Move time forward, letting everything that comes due run at its own moment."""

@@ -31,10 +31,14 @@ class AlreadyRunning(DaemonError):
 
 
 class TransportError(DaemonError):
-    """A request did not produce an answer: network, TLS, timeout. The server may or may not have acted on it."""
+    """A request did not produce an answer: network, TLS, timeout. Unless `unsent`, the server may have acted on it."""
 
     exit_code = 2
     transient = True
+
+    def __init__(self, text: str, *, unsent: bool = False) -> None:
+        self.unsent = unsent
+        super().__init__(text)
 
 
 class DecodeError(DaemonError):
