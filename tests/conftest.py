@@ -1,0 +1,37 @@
+"""Before Django is touched: services for the run, then the settings that read their addresses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import django
+import pytest
+import redis
+
+from tests.support.services import RUN
+
+RUN.begin()
+os.environ["DJANGO_SETTINGS_MODULE"] = "multica.settings"
+# Fast hashing is no business of production settings; everything else is tested as it ships.
+django.setup()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    RUN.end()
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """Address of this worker's own Valkey database."""
+    return os.environ["REDIS_URL"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_redis(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that uses the database starts with an empty Valkey database too: keys name rows that are gone."""
+    uses = {"db", "transactional_db", "redis_url"} & set(request.fixturenames)
+    if uses or request.node.get_closest_marker("django_db"):
+        with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
+            client.flushdb()
+    yield
