@@ -1,0 +1,41 @@
+"""Columns, constraints and indexes. No behaviour lives here; the import order is the dependency order."""
+
+from .agents import Agent, AgentRuntime, RuntimeProfile
+from .credentials import PersonalAccessToken, TaskToken
+from .evidence import (
+    AuditEntry,
+    ClaimDecision,
+    LateWrite,
+    TaskEvent,
+    TaskMessage,
+    TaskOmission,
+    TaskProgress,
+    TaskUsage,
+    TaskUsageHourly,
+)
+from .task import AgentTask
+from .tenancy import Member, User, Workspace
+from .work import Comment, Issue
+
+__all__ = [
+    "Agent",
+    "AgentRuntime",
+    "AgentTask",
+    "AuditEntry",
+    "ClaimDecision",
+    "Comment",
+    "Issue",
+    "LateWrite",
+    "Member",
+    "PersonalAccessToken",
+    "RuntimeProfile",
+    "TaskEvent",
+    "TaskMessage",
+    "TaskOmission",
+    "TaskProgress",
+    "TaskToken",
+    "TaskUsage",
+    "TaskUsageHourly",
+    "User",
+    "Workspace",
+]
