@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 from celery import Celery
+from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "multica.settings")
+
+# Tasks are JSON and nobody else writes to the broker: running as root is the operator's choice, said nowhere ten lines long.
+warnings.filterwarnings("ignore", category=SecurityWarning)
 
 app = Celery("multica")
 app.config_from_object("django.conf:settings", namespace="CELERY")

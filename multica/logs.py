@@ -30,11 +30,17 @@ def scrub(text: str) -> str:
     return text
 
 
+def drop_colour(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """uvicorn sends each message a second time, with terminal colours."""
+    event.pop("color_message", None)
+    return event
+
+
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """structlog processor: hides values under secret-looking names and credentials inside any text."""
     for key, value in event.items():
         if key.startswith("_"):
-            continue
+            continue  # structlog's own
         if SECRET_KEYS.search(key) and key not in PLAIN_KEYS:
             event[key] = "***"
         elif isinstance(value, str):
@@ -55,15 +61,8 @@ def _shared() -> list[Any]:
 
 
 def _renderer(style: str) -> list[Any]:
-    if style == "json":
-        return [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer()]
-    keys = ["timestamp", "level", "logger", "event"]
-    plain = structlog.processors.KeyValueRenderer(key_order=keys)
-    return [structlog.processors.format_exc_info, redact, plain] if style == "keyvalue" else [
-        structlog.processors.format_exc_info,
-        redact,
-        _line,
-    ]
+    last = structlog.processors.JSONRenderer() if style == "json" else _line
+    return [structlog.processors.format_exc_info, redact, last]
 
 
 def _line(_logger: Any, _method: str, event: EventDict) -> str:
@@ -79,7 +78,7 @@ def _line(_logger: Any, _method: str, event: EventDict) -> str:
 
 
 def config(style: str, level: str) -> dict[str, Any]:
-    """Django's LOGGING. `style`: line (people), keyvalue or json (collectors). `level`: of our own loggers."""
+    """Django's LOGGING. `style`: line (people) or json (collectors). `level`: of our own loggers."""
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -92,7 +91,7 @@ def config(style: str, level: str) -> dict[str, Any]:
     )
     formatter = {
         "()": structlog.stdlib.ProcessorFormatter,
-        "foreign_pre_chain": [*_shared(), structlog.stdlib.ExtraAdder()],
+        "foreign_pre_chain": [*_shared(), structlog.stdlib.ExtraAdder(), drop_colour],
         "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderer(style)],
     }
     return {

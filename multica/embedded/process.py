@@ -16,6 +16,7 @@ from typing import IO, Any
 from multica.embedded.identity import CHILD, Identity
 
 Child = subprocess.Popen[bytes]
+PIPE = subprocess.PIPE
 
 
 def spec_argv(argv: list[str], identity: Identity, die_signal: int, *, watch: bool = False) -> list[str]:
@@ -45,10 +46,12 @@ def spawn(
     die_signal: int = signal.SIGTERM,
     env: Mapping[str, str] | None = None,
     cwd: str | Path = "/",
+    keep: tuple[int, ...] = (),
     watch: bool = False,
 ) -> Child:
     """Starts `argv` in a session of its own (Ctrl-C reaches only the launcher) so that it gets `die_signal` when this
-    process dies, however it dies. Main thread only: the kernel ties the request to the thread that started the child.
+    process dies, however it dies. `keep`: descriptors that it inherits. Main thread only: the kernel ties the request
+    to the thread that started the child.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("services are started from the main thread, which lives as long as the process")
@@ -60,6 +63,7 @@ def spawn(
         env=service_environment() if env is None else dict(env),
         cwd=cwd,
         start_new_session=True,
+        pass_fds=keep,
     )
 
 

@@ -43,7 +43,7 @@ class Services:
         self.wait = wait
         self.want = (postgres, valkey)
         self.settings = settings
-        self.identity = identity or choose()
+        self.identity = identity
         self.postgres: Postgres | None = None
         self.valkey: Valkey | None = None
         self._lock: IO[str] | None = None
@@ -61,6 +61,9 @@ class Services:
         self.stop()
 
     def _start(self) -> None:
+        if not any(self.want):
+            return
+        self.identity = self.identity or choose()
         home = self.identity.own(self.identity.data_home(self.state))
         sockets = socket_folder(home, self.identity)
         want_postgres, want_valkey = self.want

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from multica.embedded.services import Services
 
@@ -73,10 +74,10 @@ def with_database(url: str, index: int) -> str:
     """The same server with another database number; `index` 0 keeps the address as it is."""
     if not index:
         return url
-    base = url.partition("?")[0]
-    if base.startswith("unix:"):
-        return f"{base}?db={index}"
-    return f"{base.rstrip('/0123456789') if base.count('/') > 2 else base}/{index}"
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return f"unix://{parts.path}?db={index}"
+    return f"{parts.scheme}://{parts.netloc}/{index}"
 
 
 def sweep() -> None:
