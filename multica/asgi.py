@@ -32,7 +32,7 @@ async def no_such_socket(_scope: Any, receive: Any, send: Any) -> None:
 
 
 class Http:
-    """`/health` is answered by the event loop itself, so it holds while every thread is busy; the rest goes to Django."""
+    """`/health` is answered by the event loop, so it holds while every thread is busy; the rest goes to Django."""
 
     def __init__(self, threads: int) -> None:
         self.django = WSGIMiddleware(wsgi_application, workers=threads)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from celery.signals import setup_logging
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "multica.settings")
 
-# Tasks are JSON and nobody else writes to the broker: running as root is the operator's choice, said nowhere ten lines long.
+# Tasks are JSON and nobody else writes to the broker: running as root needs no ten lines of warning.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 app = Celery("multica")
@@ -19,6 +19,6 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 
 
-@setup_logging.connect
+@setup_logging.connect  # type: ignore[untyped-decorator]
 def keep_our_logging(**_kwargs: object) -> None:
     """Being connected is the point: Celery then leaves the logging that Django configured alone."""

@@ -21,13 +21,17 @@ DJANGO_KEYS = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host":
 def server_options(role: str) -> str:
     """The `options` connection parameter that sets the timeouts of this role in the server."""
     statement, lock, idle = TIMEOUTS.get(role, TIMEOUTS["command"])
-    return (
-        f"-c statement_timeout={statement} -c lock_timeout={lock} -c idle_in_transaction_session_timeout={idle} -c timezone=UTC"
-    )
+    values = {
+        "statement_timeout": statement,
+        "lock_timeout": lock,
+        "idle_in_transaction_session_timeout": idle,
+        "timezone": "UTC",
+    }
+    return " ".join(f"-c {name}={value}" for name, value in values.items())
 
 
 def database(url: str, role: str) -> dict[str, Any]:
-    """One DATABASES entry. An empty address gives an entry that fails on first use, so commands without a database work."""
+    """One DATABASES entry. An empty address gives one that fails on first use: not every command needs a database."""
     given = conninfo_to_dict(url) if url else {"dbname": "multica", "host": "/nonexistent/multica"}
     entry: dict[str, Any] = {
         "ENGINE": "django.db.backends.postgresql",

@@ -141,7 +141,7 @@ def celery_broker(url: str) -> str:
 
 
 def secret_key() -> str:
-    """`MULTICA_SECRET_KEY`, else a key made once and kept in the state directory (0600), shared by all its processes."""
+    """`MULTICA_SECRET_KEY`, else a key made once and kept in the state directory (0600) for all its processes."""
     given = text("MULTICA_SECRET_KEY")
     if given:
         return given

@@ -1,4 +1,4 @@
-"""Logging for every process: one clear line a record, the same shape from Django, libraries and our own code, no secrets."""
+"""Logging of every process: one clear line a record, one shape for Django, libraries and our own code, no secrets."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import django
 import pytest
@@ -28,10 +27,9 @@ def redis_url() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _clean_redis(request: pytest.FixtureRequest) -> Iterator[None]:
+def _clean_redis(request: pytest.FixtureRequest) -> None:
     """A test that uses the database starts with an empty Valkey database too: keys name rows that are gone."""
     uses = {"db", "transactional_db", "redis_url"} & set(request.fixturenames)
     if uses or request.node.get_closest_marker("django_db"):
         with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
             client.flushdb()
-    yield

@@ -13,8 +13,10 @@ from multica.embedded.errors import EmbeddedError
 
 # They run the services themselves, or need none.
 WITHOUT = frozenset(
-    "up demo help version check collectstatic findstatic diffsettings startapp startproject spectacular "
-    "compilemessages makemessages --version --help -h".split()
+    {
+        *("up", "demo", "help", "version", "check", "collectstatic", "findstatic", "diffsettings"),
+        *("startapp", "startproject", "spectacular", "--version", "--help", "-h"),
+    }
 )
 # How long a command waits for another one that owns the services for its own duration.
 WAIT_SECONDS = 60.0

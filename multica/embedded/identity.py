@@ -57,7 +57,9 @@ def user_namespace_works() -> bool:
     """Tries it in a child: kernels, containers and sandboxes refuse it in too many ways to predict."""
     program = f"import runpy; runpy.run_path({str(CHILD)!r})['enter_user_namespace']()"
     try:
-        tried = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=20, check=False)
+        tried = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=20, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return tried.returncode == 0

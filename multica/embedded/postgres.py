@@ -105,7 +105,7 @@ class Postgres:
                 )
 
     def _initdb(self) -> None:
-        # Into a folder beside, renamed when whole: a kill in the middle never leaves half a cluster that looks like one.
+        # Into a folder beside, renamed when whole: a kill in the middle never leaves half a cluster.
         draft = self.data.with_name(f"{self.data.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
         self.identity.own(draft)
@@ -121,8 +121,9 @@ class Postgres:
         The lock on the state directory is held, so a server found here is an orphan. PostgreSQL itself would trust a
         pid that another program has now, and a dead but not yet reaped one.
         """
-        if not process.wait_until(lambda: not self._survivors(), 0.0):
-            self._end(signal.SIGINT, STOP_SECONDS) or self._end(signal.SIGQUIT, 10.0) or self._end(signal.SIGKILL, 10.0)
+        for number, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
+            if self._end(number, seconds):
+                break
         for leftover in (self.data / "postmaster.pid", self.sockets / SOCKET, self.sockets / f"{SOCKET}.lock"):
             leftover.unlink(missing_ok=True)
 
@@ -136,15 +137,7 @@ class Postgres:
 
     def _survivors(self) -> list[psutil.Process]:
         """Live postgres processes of this folder: the server of its lock file and backends that lost their server."""
-        found = []
-        for candidate in psutil.process_iter():
-            try:
-                if candidate.name().startswith("postgres") and candidate.status() != psutil.STATUS_ZOMBIE:
-                    if candidate.cwd() == str(self.data):
-                        found.append(candidate)
-            except psutil.Error:
-                continue  # of another user, or gone meanwhile: not ours
-        return found
+        return [candidate for candidate in psutil.process_iter() if serves(candidate, self.data)]
 
     def _spawn(self) -> None:
         self.identity.own(self.log_file.parent)
@@ -167,7 +160,9 @@ class Postgres:
                 raise StartFailed(f"PostgreSQL was not ready after {READY_SECONDS:.0f} s; see {self.log_file}")
             if now - told > 5:
                 told = now
-                log.warning("PostgreSQL is recovering from an unclean stop, %.0f s so far; this ends by itself", now - begun)
+                log.warning(
+                    "PostgreSQL is recovering from an unclean stop, %.0f s so far; this ends by itself", now - begun
+                )
             time.sleep(0.01)
         return False
 
@@ -185,9 +180,17 @@ class Postgres:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
 
+def serves(candidate: psutil.Process, data: Path) -> bool:
+    """True for a live process of PostgreSQL whose working directory is the cluster, which holds for all of them."""
+    try:
+        if not candidate.name().startswith("postgres") or candidate.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return str(candidate.cwd()) == os.path.realpath(data)
+    except psutil.Error:
+        return False  # of another user, or gone meanwhile: not ours
+
+
 def rotate(path: Path, limit: int = 20 * 1024 * 1024) -> None:
     """Keeps one old log: a stack that runs for months must not fill the disk with what nobody reads."""
     if path.exists() and path.stat().st_size > limit:
         os.replace(path, path.with_suffix(".log.1"))
-
-

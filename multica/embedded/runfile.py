@@ -1,8 +1,8 @@
 """`run.json`: what the stack that owns a state directory tells every other process on the machine.
 
-Shape: `{"pid": int, "started": float, "owner": "up" | "command" | "tests", "database_url": str | null,
-"redis_url": str | null, "http_url": str | null, "pids": {name: int}}`. An address is written only for a service that the
-stack itself runs (null: the operator gave one, which stays out of files). `started` is the creation time of the
+Shape: `{"pid": int, "started": float, "owner": "up", "ready": bool, "database_url": str | null,
+"redis_url": str | null, "http_url": str | null, "pids": {name: int}}`. An address is written only for a service that
+the stack itself runs (null: the operator gave one, which stays out of files). `started` is the creation time of the
 process `pid`, so a number that another program got later is never taken for the stack.
 """
 
@@ -32,7 +32,7 @@ def remove(state: Path) -> None:
 
 
 def read(state: Path) -> dict[str, Any] | None:
-    """The content, if the process that wrote it is alive; None for no file, a broken one or one left by a dead stack."""
+    """The content, if the process that wrote it is alive; None for no file, a broken one or a dead stack's."""
     try:
         content = json.loads((state / NAME).read_text(encoding="utf-8"))
         alive = is_process(int(content["pid"]), float(content["started"]))
@@ -46,7 +46,7 @@ def is_process(pid: int, started: float) -> bool:
     try:
         process = psutil.Process(pid)
         # The kernel counts in hundredths of a second; the wall clock it is added to may be adjusted by a little.
-        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
+        return abs(float(process.create_time()) - started) < 2 and process.status() != str(psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

@@ -103,7 +103,9 @@ def take_lock(state: Path, wait: float) -> IO[str]:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = (state / "lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise EmbeddedError(f"{state} cannot be used as state directory ({error.strerror}); set MULTICA_STATE_DIR") from None
+        raise EmbeddedError(
+            f"{state} cannot be used as state directory ({error.strerror}); set MULTICA_STATE_DIR"
+        ) from None
     end = time.monotonic() + wait
     while True:
         try:

@@ -20,7 +20,7 @@ from multica.embedded import runfile
 from multica.embedded.errors import EmbeddedError
 from multica.embedded.services import Services
 from multica.management.commands.serve import DEFAULT_PORT
-from multica.supervisor import Console, Program, StopRequested, Supervisor, on_signals, request_stop
+from multica.supervisor import Console, Program, Service, StopRequested, Supervisor, on_signals, request_stop
 
 PORTS_TRIED = 100
 LOOK_EVERY = 0.2
@@ -155,7 +155,7 @@ class Stack:
     def publish(self) -> None:
         """Keeps run.json true after every start."""
         addresses = self.services.addresses()
-        things = [*self.supervisor.services, *self.supervisor.programs]
+        things: list[Service | Program] = [*self.supervisor.services, *self.supervisor.programs]
         content = {
             "owner": "up",
             "ready": self.ready,
@@ -194,5 +194,3 @@ def ask(url: str) -> str:
             return error.read(2000).decode(errors="replace")
     except OSError as error:
         return f"no answer ({error})"
-
-
