@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
 from django.db.utils import IntegrityError
 
 from queue_app import transitions
+from queue_app.domain import diagram
 from queue_app.domain.states import LAWFUL_MOVES, Status
 from queue_app.models import AgentTask, TaskEvent
 from queue_app.sql import schema
@@ -73,3 +75,9 @@ def test_a_conflict_on_the_pending_slot_makes_no_row_and_no_event() -> None:
     made = transitions.enqueue(values, actor="user:test")
     assert [row.issue_id for row in made] == [second.id]
     assert TaskEvent.objects.count() == 2
+
+
+def test_the_page_on_states_is_the_edge_table() -> None:
+    """The docs show the state machine that runs."""
+    page = Path(__file__).parents[2] / "docs" / "states.md"
+    assert page.read_text(encoding="utf-8") == diagram.page()
