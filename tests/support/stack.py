@@ -1,0 +1,480 @@
+"""Real processes for end-to-end tests: a database of their own, web replicas, a sweeper, daemons.
+
+Everything is started by the pytest process, dies with it however it ends, is ended by pid, and is looked for afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from multica.embedded import process
+from multica.embedded.services import Services
+from tests.support.services import FAST, with_database
+from tests.support.waits import until
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SCALE = 0.05
+ACCOUNTS = 24
+READY_SECONDS = 60.0
+_TEMPLATE_LOCK = 4_107_221
+# Databases 0 to 8 of a shared Valkey belong to the workers' own tests.
+_FIRST_REDIS_DATABASE = 9
+
+Row = dict[str, Any]
+
+
+class Child:
+    """One process of the product. Its output goes to `log`; `stop` and `kill` return when it is gone."""
+
+    def __init__(self, name: str, argv: list[str], env: Mapping[str, str], log: Path, cwd: Path = CHECKOUT) -> None:
+        self.name, self.argv, self.env, self.log, self.cwd = name, argv, dict(env), log, cwd
+        self.popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.popen is not None, f"{self.name} was not started"
+        return self.popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def start(self, keep: tuple[int, ...] = ()) -> Self:
+        assert not self.alive
+        with self.log.open("ab") as output:
+            self.popen = process.spawn(
+                self.argv, output=output, die_signal=signal.SIGKILL, env=self.env, cwd=self.cwd, keep=keep
+            )
+        return self
+
+    def text(self) -> str:
+        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
+
+    def kill(self) -> None:
+        """SIGKILL: no time to say goodbye."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, grace: float = 15.0) -> None:
+        self._end(signal.SIGTERM, grace)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _end(self, number: int, grace: float = 10.0) -> None:
+        if self.popen is None:
+            return
+        process.stop(self.popen, number, grace)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class ApiError(AssertionError):
+    """An answer of 400 or more. An AssertionError, so that a bounded wait may see one on the way."""
+
+    def __init__(self, method: str, path: str, status: int, body: str) -> None:
+        super().__init__(f"{method} {path}: {status} {body[:600]}")
+        self.status, self.body = status, body
+
+
+@dataclass(frozen=True)
+class Api:
+    """A person's or a daemon's view of the server: JSON over HTTP with a bearer token."""
+
+    base: str
+    token: str
+    workspace_id: str = ""
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        if self.workspace_id:
+            headers["X-Workspace-ID"] = self.workspace_id
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ApiError(method, path, error.code, error.read().decode("utf-8", "replace")) from None
+        return json.loads(text) if text else None
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self.call("POST", path, {} if body is None else body)
+
+    def put(self, path: str, body: Any) -> Any:
+        return self.call("PUT", path, body)
+
+
+class Server(Child):
+    """One web replica on a port that it keeps over restarts."""
+
+    port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def serve(self) -> Self:
+        """Start and return; `wait_ready` says when it answers."""
+        with socket.create_server(("127.0.0.1", self.port), backlog=1024) as listener:
+            self.port = listener.getsockname()[1]
+            self.argv = [*manage("serve"), "--fd", str(listener.fileno())]
+            self.start(keep=(listener.fileno(),))
+        return self
+
+    def wait_ready(self) -> Self:
+        def ready() -> bool:
+            assert self.alive, f"{self.name} ended:\n{process.tail(self.log, 40)}"
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as answer:
+                return json.load(answer)["status"] == "ready"
+
+        until(ready, READY_SECONDS, f"{self.name} is ready", 0.05)
+        return self
+
+
+def manage(*arguments: str) -> list[str]:
+    return [sys.executable, str(CHECKOUT / "manage.py"), *arguments]
+
+
+@dataclass(frozen=True)
+class Account:
+    """One person with a workspace of their own and a personal token."""
+
+    user_id: str
+    workspace_id: str
+    token: str
+
+
+_MAKE_ACCOUNTS = """
+import json
+from queue_app import auth
+from queue_app.models import Member, PersonalAccessToken, User, Workspace
+made = []
+for number in range({count}):
+    user = User.objects.create(username=f"person-{{number}}", email=f"person-{{number}}@example.test")
+    workspace = Workspace.objects.create(name=f"Workspace {{number}}", slug=f"workspace-{{number}}")
+    Member.objects.create(workspace=workspace, user=user, role="owner")
+    secret, digest = auth.mint("mul_")
+    PersonalAccessToken.objects.create(token_hash=digest, token_prefix=secret[:12], user=user, name="test")
+    made.append([str(user.id), str(workspace.id), secret])
+print("ACCOUNTS " + json.dumps(made))
+"""
+
+
+@dataclass
+class Site:
+    """Database, cache, web replicas and sweeper. Use as a context manager.
+
+    `own_services`: PostgreSQL and Valkey of its own, which a test may stop. `scale`: MULTICA_TIME_SCALE of every
+    process. `settings`: more environment.
+    """
+
+    folder: Path
+    scale: float = SCALE
+    replicas: int = 1
+    own_services: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    servers: list[Server] = field(default_factory=list)
+    services: Services | None = None
+
+    def __enter__(self) -> Self:
+        self._stack = contextlib.ExitStack()
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    # -- life --
+
+    def _start(self) -> None:
+        (self.folder / "state").mkdir(parents=True)
+        if self.own_services:
+            self.services = self._stack.enter_context(Services(self.folder / "services", settings=FAST))
+            self.addresses = self.services.addresses()
+            self._stack.callback(self._restart_for_stop)
+        else:
+            self.addresses = {
+                "DATABASE_URL": self._stack.enter_context(private_database()),
+                "REDIS_URL": _shared_redis(),
+            }
+        self.env = self._environment()
+        if self.own_services:
+            self.command("migrate", "--verbosity", "0")
+        self._stack.callback(self._close_observer)
+        self._accounts = self._make_accounts()
+        for number in range(self.replicas):
+            server = Server(f"web-{number}", [], self.env_of("web"), self.folder / f"web-{number}.log")
+            self._stack.callback(server.stop, 5.0)
+            self.servers.append(server.serve())
+        self.sweeper = Child("sweeper", manage("runsweeper"), self.env_of("sweeper"), self.folder / "sweeper.log")
+        self._stack.callback(self.sweeper.stop, 5.0)
+        self.sweeper.start()
+        for server in self.servers:
+            server.wait_ready()
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+        return {
+            **kept,
+            **self.addresses,
+            "MULTICA_TIME_SCALE": str(self.scale),
+            "MULTICA_STATE_DIR": str(self.folder / "state"),
+            "MULTICA_SECRET_KEY": "e2e-0123456789-abcdefghijklmnopqrstuvwxyz-0123456789",
+            "MULTICA_CHANNEL_PREFIX": f"e2e-{self.folder.name}",
+            "DJANGO_SETTINGS_MODULE": "multica.settings",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", ""),
+            **self.settings,
+        }
+
+    def env_of(self, role: str) -> dict[str, str]:
+        return {**self.env, "MULTICA_ROLE": role}
+
+    def _restart_for_stop(self) -> None:
+        """A test that left a service stopped must not make the stop of the others wait for it."""
+
+    def _make_accounts(self) -> list[Account]:
+        output = self.command("shell", "--verbosity", "0", "--command", _MAKE_ACCOUNTS.format(count=ACCOUNTS))
+        line = next(line for line in output.splitlines() if line.startswith("ACCOUNTS "))
+        return [Account(*each) for each in json.loads(line.removeprefix("ACCOUNTS "))]
+
+    def command(self, *arguments: str, check: bool = True) -> str:
+        """Run a management command to its end; its output."""
+        done = subprocess.run(
+            manage(*arguments),
+            env=self.env_of("command"),
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    # -- use --
+
+    def account(self) -> Account:
+        """A person and a workspace that no other test has."""
+        return self._accounts.pop()
+
+    def query(self, text: str, *parameters: Any) -> list[Row]:
+        """Look into the database, read only; for what no API shows."""
+        if getattr(self, "_observer", None) is None or self._observer.closed or self._observer.broken:
+            self._observer = psycopg.connect(
+                self.addresses["DATABASE_URL"],
+                autocommit=True,
+                row_factory=dict_row,
+                application_name="e2e-observer",
+                options="-c default_transaction_read_only=on",
+            )
+        try:
+            return self._observer.execute(text, parameters).fetchall()
+        except psycopg.OperationalError as error:
+            self._observer.close()
+            raise AssertionError(f"the database is away: {error}") from error
+
+    def _close_observer(self) -> None:
+        if getattr(self, "_observer", None) is not None:
+            self._observer.close()
+
+    def logs(self) -> str:
+        """The end of every log, for a failed test."""
+        paths = sorted(self.folder.rglob("*.log"))
+        return "\n".join(f"--- {path.name}\n{process.tail(path, 60)}" for path in paths if path.is_file())
+
+
+def _shared_redis() -> str:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    index = int(worker.removeprefix("gw") or 0) if worker else 0
+    return with_database(os.environ["MULTICA_TEST_REDIS_URL"], _FIRST_REDIS_DATABASE + index % 6)
+
+
+# --- databases -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def private_database() -> Iterator[str]:
+    """The URL of a fresh, migrated database on the server of this test run; dropped at the end."""
+    base = os.environ["DATABASE_URL"]
+    run = os.environ["MULTICA_TEST_RUN"].lower()
+    template = f"e2e_template_{run}"
+    name = f"e2e_{run}_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(base, autocommit=True) as connection:
+        _ensure_template(connection, base, template)
+        connection.execute("SELECT pg_advisory_lock_shared(%s)", [_TEMPLATE_LOCK])
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+        try:
+            yield _with_name(base, name)
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            connection.execute("SELECT pg_advisory_unlock_shared(%s)", [_TEMPLATE_LOCK])
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_TEMPLATE_LOCK]).fetchone()
+            if row and row[0]:  # nobody else needs it
+                connection.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(template)))
+                connection.execute("SELECT pg_advisory_unlock(%s)", [_TEMPLATE_LOCK])
+
+
+class _Numbers:
+    """Numbers that differ in every use, from any thread."""
+
+    def __init__(self) -> None:
+        self._last, self._lock = 0, threading.Lock()
+
+    def __next__(self) -> int:
+        with self._lock:
+            self._last += 1
+            return self._last
+
+
+_numbers = _Numbers()
+
+
+def _ensure_template(connection: psycopg.Connection[Any], base: str, template: str) -> None:
+    """Migrate once per run, by whichever worker comes first; the others wait for it."""
+    connection.execute("SELECT pg_advisory_lock(%s)", [_TEMPLATE_LOCK + 1])
+    try:
+        known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [template]).fetchone()
+        if known:
+            return
+        draft = f"{template}_draft"
+        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(draft)))
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
+        environment = {**os.environ, "DATABASE_URL": _with_name(base, draft), "MULTICA_ROLE": "command"}
+        done = subprocess.run(
+            manage("migrate", "--verbosity", "0"), env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"migrate: {done.stdout}\n{done.stderr}"
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(draft), sql.Identifier(template))
+        )
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", [_TEMPLATE_LOCK + 1])
+
+
+def _with_name(url: str, name: str) -> str:
+    """The same server with another database, whatever form the address has."""
+    given = psycopg.conninfo.conninfo_to_dict(url)
+    user, host, port = given.get("user") or "", str(given.get("host") or ""), given.get("port")
+    password = f":{given['password']}" if given.get("password") else ""
+    if host.startswith("/"):
+        from urllib.parse import quote
+
+        return f"postgresql://{user}{password}@/{name}?host={quote(host, safe='')}" + (f"&port={port}" if port else "")
+    return f"postgresql://{user}{password}@{host}:{port or 5432}/{name}"
+
+
+# --- daemons -------------------------------------------------------------------------------------------------------
+
+_LAUNCHER = """#!/bin/sh
+exec {python} -I -S {script} {socket} "$@"
+"""
+_MULTICA = """#!/bin/sh
+exec {python} -m daemon_client "$@"
+"""
+
+
+class Daemon(Child):
+    """A daemon as a user would run it: HOME, config file and workspaces root of its own."""
+
+    def __init__(self, folder: Path, server_url: str, token: str, scale: float, settings: Mapping[str, str]) -> None:
+        self.home, self.root = folder / "home", folder / "work"
+        self.health_port = free_port()
+        self.root.mkdir(parents=True, exist_ok=True)
+        _write_home(self.home, server_url, token)
+        env = {
+            "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(CHECKOUT),
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "IS_SANDBOX": "1",
+            "MULTICA_TIME_SCALE": str(scale),
+            "MULTICA_WORKSPACES_ROOT": str(self.root),
+            "MULTICA_DAEMON_HEALTH_PORT": str(self.health_port),
+            "PYTHONUNBUFFERED": "1",
+            **settings,
+        }
+        argv = [sys.executable, "-m", "daemon_client", "daemon", "start", "--foreground"]
+        super().__init__("daemon", argv, env, folder / "daemon.log", folder)
+
+    def health(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/health", timeout=5) as answer:
+            return dict(json.load(answer))
+
+    def wait_ready(self, seconds: float = 30.0) -> Self:
+        def running() -> bool:
+            assert self.alive, f"the daemon ended:\n{process.tail(self.log, 40)}"
+            return self.health()["status"] == "running"
+
+        until(running, seconds, "the daemon runs", 0.05)
+        return self
+
+    def agents(self) -> list[psutil.Process]:
+        """Every live process that carries this daemon's mark: agents, their guards and whatever they started."""
+        return marked("MULTICA_TASK_WORKSPACES_ROOT", str(self.root))
+
+
+def _write_home(home: Path, server_url: str, token: str) -> None:
+    (home / ".multica").mkdir(parents=True, exist_ok=True)
+    (home / "bin").mkdir(exist_ok=True)
+    config = home / ".multica" / "config.json"
+    config.write_text(json.dumps({"server_url": server_url, "token": token}), "utf-8")
+    config.chmod(0o600)
+    (home / ".gitconfig").write_text("[user]\n\tname = Tester\n\temail = tester@example.test\n", "utf-8")
+    write_program(home / "bin" / "multica", _MULTICA.format(python=sys.executable))
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def write_launcher(path: Path, script: Path, socket_path: Path) -> Path:
+    """An executable that runs the scripted agent: what a runtime profile names as its command."""
+    return write_program(path, _LAUNCHER.format(python=sys.executable, script=script, socket=socket_path))
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Live processes with this variable in their environment."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if each.environ().get(variable) == value and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
