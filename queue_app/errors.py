@@ -38,6 +38,18 @@ class RuntimeNotFoundError(NotFoundError):
         super().__init__(message)
 
 
+class AuthError(QueueError):
+    """The call names no caller that is known. The text is part of the protocol and says nothing about the token."""
+
+    code = "unauthenticated"
+
+
+class UnavailableError(QueueError):
+    """The server could not do it in time or at all just now; nothing was changed and the call may be repeated."""
+
+    code = "unavailable"
+
+
 class ForbiddenError(QueueError):
     """The caller is known and may not do this."""
 
