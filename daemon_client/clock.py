@@ -1,7 +1,7 @@
 """Time for the daemon: product seconds, scaled in one place, and a clock that tests move by hand.
 
-All code of the engine speaks product seconds ("15 s between heartbeats"). `MULTICA_TIME_SCALE` shrinks them to real ones
-here and nowhere else, so an end-to-end run at a twentieth of the real windows needs no other change.
+All code of the engine speaks product seconds ("15 s between heartbeats"). `MULTICA_TIME_SCALE` shrinks them to real
+ones here and nowhere else, so an end-to-end run at a twentieth of the real windows needs no other change.
 """
 
 from __future__ import annotations

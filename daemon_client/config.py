@@ -1,8 +1,8 @@
 """Settings of the daemon and the command line: one config file a profile, environment over file over default.
 
 The file is `~/.multica/config.json` (`~/.multica/profiles/NAME/config.json` for a named profile; inside a task
-`$MULTICA_TASK_CONFIG_ROOT/config.json`). `MULTICA_HOME` replaces `~/.multica`. Durations are written like `15s`, `1h30m`
-or `14d` and are seconds here.
+`$MULTICA_TASK_CONFIG_ROOT/config.json`). `MULTICA_HOME` replaces `~/.multica`. Durations are written like `15s`,
+`1h30m` or `14d` and are seconds here.
 """
 
 from __future__ import annotations
