@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 MAX_LINE: Final = 32 * 1024 * 1024
 STDERR_TAIL: Final = 8192
