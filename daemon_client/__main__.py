@@ -1,6 +1,6 @@
 """The `multica` command.
 
-Exit codes: 0 ok, 2 network trouble or wrong usage, 3 not logged in or not allowed, 4 not found, 5 bad input, 1 otherwise.
+Exit codes: 0 ok, 2 network trouble or wrong usage, 3 not logged in or not allowed, 4 not found, 5 bad input, else 1.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Outbox:
     def retry_now(self) -> None:
         """The server is reachable again: every waiting ending is due at once."""
         now = self._clock.monotonic()
-        self._due = {name: (now, 0) for name in self._due}
+        self._due = dict.fromkeys(self._due, (now, 0))
         self.wake.set()
 
     async def replay(self) -> None:
