@@ -407,6 +407,14 @@ def fail(
     )
 
 
+_THESE = "(%(task_ids)s::uuid[] IS NULL OR q.id = ANY(%(task_ids)s::uuid[]))"
+"""SQL: a sweep that looked before it acts names what it saw; the rule is tested again all the same."""
+
+
+def _ids(task_ids: Sequence[UUID] | None) -> list[UUID] | None:
+    return None if task_ids is None else list(task_ids)
+
+
 def _swept(verb: str, where: str, *, hold: str | None = None, joins: str = "") -> Transition:
     """A server-side failure of a batch: `reason` and `error` are given, `hold` marks a process that may still live."""
     sets = {
@@ -418,14 +426,13 @@ def _swept(verb: str, where: str, *, hold: str | None = None, joins: str = "") -
     }
     if hold is not None:
         sets["stop_pending_since"] = hold
-    return Transition(verb, sets, where=where, joins=joins, batch=True)
+    return Transition(verb, sets, where=f"({where}) AND {_THESE}", joins=joins, batch=True)
 
 
 _RECOVER = _swept(
     "recover_orphan",
     "q.status IN ('dispatched', 'waiting_local_directory', 'running') "
     "AND (%(runtime_id)s::uuid IS NULL OR q.runtime_id = %(runtime_id)s::uuid) "
-    "AND (%(task_ids)s::uuid[] IS NULL OR q.id = ANY(%(task_ids)s::uuid[])) "
     "AND (%(claim_tokens)s::uuid[] IS NULL OR q.claim_token = ANY(%(claim_tokens)s::uuid[]))",
 )
 
@@ -446,7 +453,7 @@ def recover_orphan(
         actor,
         now,
         runtime_id=runtime_id,
-        task_ids=None if task_ids is None else list(task_ids),
+        task_ids=_ids(task_ids),
         claim_tokens=None if claim_tokens is None else list(claim_tokens),
         error=error,
         reason="runtime_recovery",
@@ -486,9 +493,30 @@ def window_params() -> dict[str, float]:
     }
 
 
-def time_out(*, error: str, actor: str, limit: int = 500, now: datetime | None = None) -> list[Moved]:
+def _sweep(
+    transition: Transition,
+    reason: str,
+    error: str,
+    actor: str,
+    task_ids: Sequence[UUID] | None,
+    limit: int,
+    now: datetime | None,
+) -> list[Moved]:
+    windows = window_params()
+    these = _ids(task_ids)
+    return _apply(transition, actor, now, error=error, reason=reason, task_ids=these, limit=limit, **windows)
+
+
+def time_out(
+    *,
+    error: str,
+    actor: str,
+    task_ids: Sequence[UUID] | None = None,
+    limit: int = 500,
+    now: datetime | None = None,
+) -> list[Moved]:
     """Fail preparations that died, deliveries that nobody starts, and runs of a machine that is lost for good."""
-    return _apply(_TIME_OUT, actor, now, error=error, reason="timeout", limit=limit, **window_params())
+    return _sweep(_TIME_OUT, "timeout", error, actor, task_ids, limit, now)
 
 
 LOST_WHERE = f"""q.status IN ('dispatched', 'waiting_local_directory', 'running') AND m.status = 'offline'
@@ -496,9 +524,16 @@ LOST_WHERE = f"""q.status IN ('dispatched', 'waiting_local_directory', 'running'
 _LOSE = _swept("lose_runtime", LOST_WHERE, hold=NOW, joins="JOIN agent_runtime m ON m.id = q.runtime_id")
 
 
-def lose_runtime(*, error: str, actor: str, limit: int = 500, now: datetime | None = None) -> list[Moved]:
+def lose_runtime(
+    *,
+    error: str,
+    actor: str,
+    task_ids: Sequence[UUID] | None = None,
+    limit: int = 500,
+    now: datetime | None = None,
+) -> list[Moved]:
     """Fail what a runtime held that has been silent for the whole reconnect grace (D3c)."""
-    return _apply(_LOSE, actor, now, error=error, reason="runtime_offline", limit=limit, **window_params())
+    return _sweep(_LOSE, "runtime_offline", error, actor, task_ids, limit, now)
 
 
 EXPIRED_WHERE = f"""q.status = 'queued' AND q.retry_of_task_id IS NULL
@@ -506,9 +541,16 @@ EXPIRED_WHERE = f"""q.status = 'queued' AND q.retry_of_task_id IS NULL
 _EXPIRE_QUEUED = _swept("expire_queued", EXPIRED_WHERE)
 
 
-def expire_queued(*, error: str, actor: str, limit: int = 500, now: datetime | None = None) -> list[Moved]:
+def expire_queued(
+    *,
+    error: str,
+    actor: str,
+    task_ids: Sequence[UUID] | None = None,
+    limit: int = 500,
+    now: datetime | None = None,
+) -> list[Moved]:
     """Fail rows that waited past the queue's time to live; retries are exempt."""
-    return _apply(_EXPIRE_QUEUED, actor, now, error=error, reason="queued_expired", limit=limit, **window_params())
+    return _sweep(_EXPIRE_QUEUED, "queued_expired", error, actor, task_ids, limit, now)
 
 
 EXPIRED_DEFERRED_WHERE = f"""q.status = 'deferred' AND q.retry_of_task_id IS NOT NULL
@@ -518,11 +560,16 @@ _EXPIRE_DEFERRED = _swept(
 )
 
 
-def expire_deferred(*, error: str, actor: str, limit: int = 500, now: datetime | None = None) -> list[Moved]:
+def expire_deferred(
+    *,
+    error: str,
+    actor: str,
+    task_ids: Sequence[UUID] | None = None,
+    limit: int = 500,
+    now: datetime | None = None,
+) -> list[Moved]:
     """Fail retries whose runtime did not come back within the reconnect grace after their time."""
-    return _apply(
-        _EXPIRE_DEFERRED, actor, now, error=error, reason="runtime_reconnect_timeout", limit=limit, **window_params()
-    )
+    return _sweep(_EXPIRE_DEFERRED, "runtime_reconnect_timeout", error, actor, task_ids, limit, now)
 
 
 _CANCEL_SETS = {
@@ -645,3 +692,18 @@ _EXPLAIN_NO_RETRY = Transition("explain_no_retry", {"not_retried_because": "%(be
 def explain_no_retry(task_id: UUID, *, because: str, actor: str = "server", now: datetime | None = None) -> Moved | None:
     """Say on a failed row why it got no retry."""
     return _one(_EXPLAIN_NO_RETRY, actor, now, task_id=task_id, because=because)
+
+
+_EXPLAIN_NO_RETRIES = Transition(
+    "explain_no_retry",
+    {"not_retried_because": "%(because)s::jsonb ->> t.id::text"},
+    where="q.id = ANY(%(task_ids)s::uuid[])",
+)
+
+
+def explain_no_retries(
+    because: Mapping[UUID, str], *, actor: str = "server", now: datetime | None = None
+) -> list[Moved]:
+    """Say on each of many failed rows why it got no retry, in one statement."""
+    texts = json.dumps({str(task_id): text for task_id, text in because.items()})
+    return _apply(_EXPLAIN_NO_RETRIES, actor, now, task_ids=list(because), because=texts)
