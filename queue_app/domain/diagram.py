@@ -19,7 +19,7 @@ def page() -> str:
 def _diagram() -> list[str]:
     moves: dict[tuple[str, str], list[str]] = {}
     for edge in EDGES.values():
-        for source in sorted(edge.sources) or ["[*]"]:
+        for source in [str(status) for status in sorted(edge.sources)] or ["[*]"]:
             if edge.target is not None:
                 moves.setdefault((source, edge.target), []).append(edge.verb)
     lines = [f"    {source} --> {target}: {', '.join(verbs)}" for (source, target), verbs in sorted(moves.items())]

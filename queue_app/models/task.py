@@ -122,9 +122,7 @@ class AgentTask(Row):
             models.Index("created_at", name="task_queued_age", condition=Q(status=Status.QUEUED)),
             models.Index("runtime", "fire_at", name="task_deferred", condition=Q(status=Status.DEFERRED)),
             models.Index("runtime", "status", name="task_active_runtime", condition=Q(status__in=_ACTIVE)),
-            models.Index(
-                "runtime", "agent", name="task_stop_pending", condition=Q(stop_pending_since__isnull=False)
-            ),
+            models.Index("runtime", "agent", name="task_stop_pending", condition=Q(stop_pending_since__isnull=False)),
             models.Index("completed_at", name="task_terminal_age", condition=Q(status__in=_TERMINAL)),
             models.Index("issue", "created_at", name="task_issue", condition=Q(issue__isnull=False)),
             models.Index("agent", F("created_at").desc(), name="task_agent_recent"),
@@ -190,8 +188,7 @@ class AgentTask(Row):
                 condition=~Q(status=Status.FAILED) | Q(failure_reason__isnull=False), name="task_failed_has_reason"
             ),
             models.CheckConstraint(
-                condition=Q(originator_user_id__isnull=True)
-                | Q(accountable_user_id=F("originator_user_id")),
+                condition=Q(originator_user_id__isnull=True) | Q(accountable_user_id=F("originator_user_id")),
                 name="task_accountable_is_originator",
             ),
             models.CheckConstraint(

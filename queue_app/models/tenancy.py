@@ -15,7 +15,7 @@ class User(AbstractUser):
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
 
-    class Meta(AbstractUser.Meta):  # type: ignore[name-defined,misc]
+    class Meta(AbstractUser.Meta):
         db_table = "user"
 
 

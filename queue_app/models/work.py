@@ -83,5 +83,3 @@ class Comment(Row):
 
     def __str__(self) -> str:
         return self.content[:60]
-
-

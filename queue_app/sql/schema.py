@@ -78,7 +78,15 @@ CREATE OR REPLACE TRIGGER task_event_append_only BEFORE UPDATE OR DELETE ON task
 CASCADES = "\n".join(
     f"ALTER TABLE {table} ADD CONSTRAINT {table}_task_fk FOREIGN KEY (task_id) REFERENCES agent_task_queue (id) "
     "ON DELETE CASCADE;"
-    for table in ("task_event", "late_write", "task_message", "task_progress", "task_usage", "task_omission", "task_token")
+    for table in (
+        "task_event",
+        "late_write",
+        "task_message",
+        "task_progress",
+        "task_usage",
+        "task_omission",
+        "task_token",
+    )
 )
 
 FOLD = """

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 _BODY = re.compile(r"REPLACE FUNCTION (\w+)\s*\(.*?\$\$(.*?)\$\$", re.DOTALL)
 
 
-@pytest.mark.parametrize("name,body", _BODY.findall(schema.install()))
+@pytest.mark.parametrize(("name", "body"), _BODY.findall(schema.install()))
 def test_installed_functions_are_the_ones_the_code_describes(name: str, body: str) -> None:
     """A changed edge table or list of carried columns without a migration is drift: this says so."""
     with connection.cursor() as cursor:
