@@ -35,6 +35,9 @@ class Desk:
         command = write_launcher(folder / "scripted-agent", SCRIPT, self.hub.path)
         self.profiles = {family: self._profile(family, command) for family in (PLAIN, CLAUDE)}
 
+    def second_proxy(self) -> Proxy:
+        return self._stack.enter_context(Proxy(self.site.servers[0].port))
+
     def api_of(self, replica: int) -> Api:
         return Api(self.site.servers[replica].url, self.account.token, self.account.workspace_id)
 
@@ -57,11 +60,14 @@ class Desk:
         body = {"display_name": f"Scripted {family}", "protocol_family": family, "command_name": str(command)}
         return str(self.api.post(path, body)["id"])
 
-    def prepare_daemon(self, *, scale: float | None = None, name: str = "daemon", **settings: str) -> Daemon:
-        """A daemon that is set up and not started; it reaches the server through the proxy."""
+    def prepare_daemon(
+        self, *, scale: float | None = None, name: str = "daemon", proxy: Proxy | None = None, **settings: str
+    ) -> Daemon:
+        """A daemon that is set up and not started; it reaches the server through a proxy."""
         folder = self.folder / name
         folder.mkdir()
-        daemon = Daemon(folder, self.proxy.url, self.account.token, scale or self.site.scale, settings)
+        url = (proxy or self.proxy).url
+        daemon = Daemon(folder, url, self.account.token, scale or self.site.scale, settings)
         self.daemons.append(daemon)
         return daemon
 
@@ -106,11 +112,11 @@ class Desk:
     def repository(self) -> Path:
         """A local git repository with one commit, allowed in the workspace."""
         path = self.folder / "repository"
-        script = f"git init -q -b main {path} && cd {path} && echo one > file.txt && git add . && git commit -q -m first"
+        script = f"git init -q -b main {path}; cd {path}; echo one > file.txt; git add .; git commit -q -m first"
         identity = {"GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig")}
         (self.folder / "gitconfig").write_text("[user]\n\tname = Owner\n\temail = owner@example.test\n", "utf-8")
         subprocess.run(["sh", "-ec", script], check=True, env={**identity, "PATH": "/usr/bin:/bin"}, timeout=30)
-        self.api.put(f"/api/workspaces/{self.account.workspace_id}", {"repos": [{"url": f"file://{path}"}]})
+        self.api.call("PATCH", f"/api/workspaces/{self.account.workspace_id}", {"repos": [{"url": f"file://{path}"}]})
         return path
 
     # -- looking --

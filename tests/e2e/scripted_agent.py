@@ -8,6 +8,7 @@ It connects to SOCKET, says who it is (one JSON line) and obeys one JSON line at
 it dies, however it dies.
 """
 
+# ruff: noqa: T201 (printing is what an agent does)
 from __future__ import annotations
 
 import json
@@ -21,7 +22,13 @@ from typing import Any
 ENVIRONMENT = ("MULTICA_", "TMPDIR", "HOME", "PATH", "SECRET_FOR_TEST")
 USAGE = {"input_tokens": 11, "output_tokens": 7, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 3}
 MODEL = "scripted-1"
-HIDDEN = "import os,signal,sys,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.setsid()\nwhile True: time.sleep(60)\n"
+HIDDEN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.setsid()
+while True:
+    time.sleep(60)
+"""
 
 
 class Plain:
@@ -55,7 +62,13 @@ class Claude:
     def say(self, text: str) -> None:
         self.messages += 1
         content = [{"type": "text", "text": text}]
-        message = {"id": f"msg_{self.messages}", "role": "assistant", "model": MODEL, "content": content, "usage": USAGE}
+        message = {
+            "id": f"msg_{self.messages}",
+            "role": "assistant",
+            "model": MODEL,
+            "content": content,
+            "usage": USAGE,
+        }
         self._event(type="assistant", message=message, session_id=self.session)
 
     def finish(self, text: str) -> int:
@@ -110,7 +123,9 @@ class Agent:
         return code
 
     def sh(self, script: str) -> dict[str, Any]:
-        done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            ["sh", "-ec", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
         return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
 
     def ignore_term(self) -> dict[str, Any]:
@@ -127,6 +142,21 @@ class Agent:
         pid = int(child.stdout.readline())
         child.wait()
         return {"pid": pid}
+
+    def leave_child(self) -> dict[str, Any]:
+        """A child that keeps the agent's output open long after the agent has ended."""
+        return {"pid": subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL).pid}
+
+    def note_term(self, path: str) -> dict[str, Any]:
+        """On SIGTERM write a file and end: what a well-behaved tool does with its grace."""
+
+        def tidy(_number: int, _frame: object) -> None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("tidied")
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, tidy)
+        return {}
 
 
 def main() -> int:

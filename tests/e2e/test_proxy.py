@@ -59,16 +59,18 @@ def test_passes_and_reads_frames_of_both_directions(proxy: Proxy) -> None:
         assert client.recv() == f"re:{LARGE}"
     assert [unit.text for unit in proxy.units if unit.websocket and unit.text in ("hello", LARGE)] == ["hello", LARGE]
     assert len(proxy.seen("re:", down=True)) == 2
-    assert proxy.connections == 1 and proxy.bytes_down > 70_000
+    assert proxy.connections == 1
+    assert proxy.bytes_down > 70_000
 
 
 def test_trap_cuts_before_the_matching_frame_reaches_the_client(proxy: Proxy) -> None:
     trap = proxy.trap(lambda unit: unit.down and unit.text == "re:b")
-    with pytest.raises(ConnectionClosed), connect(address(proxy), compression=None) as client:
+    with connect(address(proxy), compression=None) as client:
         client.send("a")
         assert client.recv() == "re:a"
         client.send("b")
-        client.recv(timeout=5)
+        with pytest.raises(ConnectionClosed):
+            client.recv(timeout=5)
     assert trap.wait().text == "re:b"
     with connect(address(proxy), compression=None) as client:
         client.send("b")
@@ -85,9 +87,10 @@ def test_trap_that_forwards_lets_the_frame_through_and_then_cuts(proxy: Proxy) -
 
 
 def test_down_refuses_and_up_serves_on_the_same_port(proxy: Proxy) -> None:
-    with pytest.raises(ConnectionClosed), connect(address(proxy), compression=None) as client:
+    with connect(address(proxy), compression=None) as client:
         proxy.down()
-        client.recv(timeout=5)
+        with pytest.raises(ConnectionClosed):
+            client.recv(timeout=5)
     with pytest.raises(ConnectionRefusedError):
         connect(address(proxy), compression=None)
     port = proxy.port
@@ -103,6 +106,30 @@ def test_hold_keeps_the_connection_open_and_passes_nothing_until_released(proxy:
         client.send("a")
         assert client.recv(timeout=5) == "re:a"
         proxy.hold()
+        client.send("b")
+        with pytest.raises(TimeoutError):
+            client.recv(timeout=0.2)
+        proxy.release()
+        assert client.recv(timeout=5) == "re:b"
+
+
+def test_hold_present_spares_new_connections(proxy: Proxy) -> None:
+    with connect(address(proxy), compression=None, close_timeout=0.2) as dead:
+        proxy.hold_present()
+        with connect(address(proxy), compression=None) as fresh:
+            fresh.send("a")
+            assert fresh.recv(timeout=5) == "re:a"
+        dead.send("b")
+        with pytest.raises(TimeoutError):
+            dead.recv(timeout=0.2)
+
+
+def test_trap_that_holds_forwards_one_frame_and_then_nothing(proxy: Proxy) -> None:
+    trap = proxy.trap(lambda unit: unit.down and unit.text == "re:a", hold=True)
+    with connect(address(proxy), compression=None) as client:
+        client.send("a")
+        assert client.recv(timeout=5) == "re:a"
+        assert trap.sprung
         client.send("b")
         with pytest.raises(TimeoutError):
             client.recv(timeout=0.2)

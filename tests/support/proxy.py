@@ -45,11 +45,13 @@ class Unit:
 class Trap:
     """Cuts the connection of the first unit for which `matches` holds, instead of forwarding that unit.
 
-    With `forward` the unit passes first. `caught` holds the unit that it caught.
+    With `forward` the unit passes first. With `hold` nothing is cut: the unit passes and is the last that does, on any
+    connection, until `release`. `caught` holds the unit that it caught.
     """
 
     matches: Callable[[Unit], bool]
     forward: bool = False
+    hold: bool = False
     caught: Unit | None = None
     _sprung: threading.Event = field(default_factory=threading.Event)
 
@@ -123,13 +125,18 @@ class Proxy:
         """Present and new connections stay open and nothing passes in either direction, as on a dead network path."""
         self.holding.set()
 
+    def hold_present(self) -> None:
+        """The same for the connections that there are now; new ones are served."""
+        for link in list(self._links):
+            link.dead = True
+
     def release(self) -> None:
         """Ends `hold`; what has piled up passes."""
         self.holding.clear()
         self._do(self._wake())
 
-    def trap(self, matches: Callable[[Unit], bool], *, forward: bool = False) -> Trap:
-        trap = Trap(matches, forward)
+    def trap(self, matches: Callable[[Unit], bool], *, forward: bool = False, hold: bool = False) -> Trap:
+        trap = Trap(matches, forward, hold)
         self.traps.append(trap)
         return trap
 
@@ -172,6 +179,7 @@ class Proxy:
 
     async def _wake(self) -> None:
         for link in self._links:
+            link.dead = False
             link.pass_on.set()
 
     async def _settle(self) -> None:
@@ -202,8 +210,10 @@ class Proxy:
             return False, True
         for trap in self.traps:
             if not trap.sprung and trap.matches(unit):
+                if trap.hold:
+                    self.holding.set()
                 trap.spring(unit)
-                return trap.forward, True
+                return trap.forward or trap.hold, not trap.hold
         return True, False
 
 
@@ -219,7 +229,7 @@ class _Link:
         self.proxy, self.number, self.limit = proxy, number, limit
         self.client, self.server = client, server
         self.request = ""
-        self.websocket = False
+        self.websocket = self.dead = False
         self.pass_on = asyncio.Event()
         self._passed = {True: 0, False: 0}
 
@@ -245,12 +255,15 @@ class _Link:
         frames = FrameReader()
         with contextlib.suppress(OSError):
             while chunk := await source.read(CHUNK):
-                while self.proxy.holding.is_set():
-                    self.pass_on.clear()
-                    await self.pass_on.wait()
                 for raw, text in self._units(frames, chunk, down):
+                    await self._until_passing()
                     if not await self._forward(raw, text, sink, down):
                         return
+
+    async def _until_passing(self) -> None:
+        while self.dead or self.proxy.holding.is_set():
+            self.pass_on.clear()
+            await self.pass_on.wait()
 
     def _units(self, frames: FrameReader, chunk: bytes, down: bool) -> list[tuple[bytes, str]]:
         if self.websocket:

@@ -1,6 +1,6 @@
 """Real processes for end-to-end tests: a database of their own, web replicas, a sweeper, daemons.
 
-Everything is started by the pytest process, dies with it however it ends, is ended by pid, and is looked for afterwards.
+Everything is started by the pytest process, dies with it however that ends, and is ended by pid.
 """
 
 from __future__ import annotations
@@ -223,7 +223,6 @@ class Site:
         if self.own_services:
             self.services = self._stack.enter_context(Services(self.folder / "services", settings=FAST))
             self.addresses = self.services.addresses()
-            self._stack.callback(self._restart_for_stop)
         else:
             self.addresses = {
                 "DATABASE_URL": self._stack.enter_context(private_database()),
@@ -261,9 +260,6 @@ class Site:
 
     def env_of(self, role: str) -> dict[str, str]:
         return {**self.env, "MULTICA_ROLE": role}
-
-    def _restart_for_stop(self) -> None:
-        """A test that left a service stopped must not make the stop of the others wait for it."""
 
     def _make_accounts(self) -> list[Account]:
         output = self.command("shell", "--verbosity", "0", "--command", _MAKE_ACCOUNTS.format(count=ACCOUNTS))
@@ -377,7 +373,12 @@ def _ensure_template(connection: psycopg.Connection[Any], base: str, template: s
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
         environment = {**os.environ, "DATABASE_URL": _with_name(base, draft), "MULTICA_ROLE": "command"}
         done = subprocess.run(
-            manage("migrate", "--verbosity", "0"), env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False
+            manage("migrate", "--verbosity", "0"),
+            env=environment,
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"migrate: {done.stdout}\n{done.stderr}"
         connection.execute(
@@ -405,7 +406,7 @@ _LAUNCHER = """#!/bin/sh
 exec {python} -I -S {script} {socket} "$@"
 """
 _MULTICA = """#!/bin/sh
-exec {python} -m daemon_client "$@"
+PYTHONPATH={checkout} exec {python} -m daemon_client "$@"
 """
 
 
@@ -456,7 +457,7 @@ def _write_home(home: Path, server_url: str, token: str) -> None:
     config.write_text(json.dumps({"server_url": server_url, "token": token}), "utf-8")
     config.chmod(0o600)
     (home / ".gitconfig").write_text("[user]\n\tname = Tester\n\temail = tester@example.test\n", "utf-8")
-    write_program(home / "bin" / "multica", _MULTICA.format(python=sys.executable))
+    write_program(home / "bin" / "multica", _MULTICA.format(python=sys.executable, checkout=CHECKOUT))
 
 
 def write_program(path: Path, text: str) -> Path:
