@@ -41,7 +41,7 @@ class Transition:
 
     @cached_property
     def text(self) -> str:
-        """The statement. Parameters: `now`, `actor`, `reason`, those of `sets`, `guard` and `where`; `limit` if batch."""
+        """The statement. Parameters: `now`, `actor`, `reason`, those of the parts, and `limit` if batch."""
         edge = EDGES[self.verb]
         values = dict(self.sets)
         if edge.target is not None:
