@@ -94,11 +94,11 @@ class Postgres:
         return text.split("PostgreSQL)", 1)[1].split(".")[0].strip()
 
     def _refuse_other_version(self) -> None:
-        """A cluster of another major version next to ours means an upgrade that nobody made: never start empty then."""
-        for other in sorted(self.data.parent.glob("pg[0-9]*")):
-            version_file = other / "PG_VERSION"
-            found = version_file.read_text(encoding="ascii").strip() if version_file.exists() else ""
-            if found and (other == self.data) != (found == self.major):
+        """Data of another major version, and none of ours, is an upgrade that nobody made: never start empty then."""
+        own = self.data / "PG_VERSION"
+        for file in [own] if own.exists() else sorted(self.data.parent.glob("pg[0-9]*/PG_VERSION")):
+            found, other = file.read_text(encoding="ascii").strip(), file.parent
+            if found != self.major:
                 raise EmbeddedError(
                     f"{other} holds data of PostgreSQL {found}, the program here is {self.major}. Dump it with the old "
                     f"version (pg_dumpall) and load it into the new one, or use pg_upgrade; then move {other} away."

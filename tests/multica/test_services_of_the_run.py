@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import redis
 from django.db import connection
