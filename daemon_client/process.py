@@ -1,8 +1,9 @@
 """Agent processes: start under a guard, read lines, end the whole tree, find survivors of a daemon that was killed.
 
-Each agent runs below `process_guard.py`. The guard adopts every descendant (also after setsid or a double fork), watches
-the daemon through a socket that closes with it whichever thread started the agent, and mirrors the agent's exit status.
-What escapes even that carries a marker in its environment. Started trees are written to `<workspaces_root>/processes.json`.
+Each agent runs below `process_guard.py`. The guard adopts every descendant (also after setsid or a double fork),
+watches the daemon through a socket that closes with it whichever thread started the agent, and mirrors the agent's
+exit status. What escapes even that carries a marker in its environment. Started trees are written to
+`<workspaces_root>/processes.json`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Parent of one agent process: keeps the whole tree of descendants in one hand and ends it, whoever dies first.
 
-Run by path in a bare interpreter (`python -I -S process_guard.py CONTROL_FD GRACE -- argv…`), standard library only, one
-thread. It is the Linux "child subreaper" of its task, so a descendant that daemonises or calls setsid is handed to it and
-to nobody else: that is how two tasks of one daemon never mix up their helpers.
+Run by path in a bare interpreter (`python -I -S process_guard.py CONTROL_FD GRACE -- argv…`), standard library only,
+one thread. It is the Linux "child subreaper" of its task, so a descendant that daemonises or calls setsid is handed
+to it and to nobody else: that is how two tasks of one daemon never mix up their helpers.
 
 Promise:
 * the agent runs in a session of its own with the inherited stdin, stdout, stderr, environment and directory;
 * `T` on the control socket sends SIGTERM to every descendant, `K` kills every descendant until none is left;
 * end of file on the control socket means that the daemon died: SIGTERM, GRACE seconds, then SIGKILL;
-* when the agent ends, whatever it left behind is ended too, and this process ends the way the agent did (same exit code or
-  same signal). 127 and 126 mean that the command was not found or could not be executed.
+* when the agent ends, whatever it left behind is ended too, and this process ends the way the agent did (same exit
+  code or same signal). 127 and 126 mean that the command was not found or could not be executed.
 """
 
 import ctypes

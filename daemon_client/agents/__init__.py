@@ -1,1 +1,1 @@
-"""Agent CLIs behind one interface: `base` is the contract, `registry` finds and chooses, one module a protocol family."""
+"""Agent CLIs behind one interface: `base` is the contract, `registry` finds and chooses."""

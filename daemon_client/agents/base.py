@@ -77,7 +77,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. `executable` is the argv prefix (path and fixed arguments of a profile); `stop_grace` is real seconds."""
+    """One run. `executable` is the argv prefix, fixed arguments included; `stop_grace` is real seconds."""
 
     provider: str
     executable: list[str]

@@ -17,7 +17,7 @@ def _status(*codes: str) -> str:
     return rf"(?<![\d.])(?:{'|'.join(codes)})(?!\d|\.\d|:\d)"
 
 
-# The order is part of the meaning: "400 … prompt is too long" is an overflow, "402 … limit" a quota and not a rate limit.
+# The order is part of the meaning: "400 … prompt is too long" is an overflow, "402 … limit" no rate limit.
 _RULES: Final = (
     (
         protocol.REASON_CONTEXT_OVERFLOW,

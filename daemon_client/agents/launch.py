@@ -132,7 +132,7 @@ class Run:
 
 
 class Ended:
-    """What is left of a process: exit code (None: it would not die), the end of its stderr, and whether it was stopped."""
+    """What is left of a process: exit code (None: it would not die), end of stderr, whether it was stopped."""
 
     def __init__(self, code: int | None, stderr: str, *, stopped: bool) -> None:
         self.code, self.stderr, self.stopped = code, stderr, stopped

@@ -20,8 +20,8 @@ MAX_OUTPUT: Final = 1024 * 1024
 class PlainAdapter:
     """Exit code 0 is success and stdout the deliverable (its last MiB); anything else is a failure.
 
-    The command gets the prompt on stdin, followed by end of file, and in the file that `MULTICA_PROMPT_FILE` names. Each
-    line of stdout is one Text event as soon as it is printed. There are no sessions and no usage.
+    The command gets the prompt on stdin, followed by end of file, and in the file that `MULTICA_PROMPT_FILE` names.
+    Each line of stdout is one Text event as soon as it is printed. There are no sessions and no usage.
     """
 
     name = "plain"

@@ -1,4 +1,4 @@
-"""Takes secrets out of everything that leaves the machine: known values first, then whatever looks like a credential."""
+"""Takes secrets out of what leaves the machine: known values first, then whatever looks like a credential."""
 
 from __future__ import annotations
 

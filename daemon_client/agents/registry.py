@@ -105,7 +105,7 @@ Which = Callable[[str, Mapping[str, str]], str | None]
 
 
 def find_executable(command: str, environ: Mapping[str, str]) -> str | None:
-    """Absolute path of a command. A name with a slash must exist as it is; wrappers in `~/.multica/hooks` are passed over."""
+    """Absolute path of a command. A name with a slash must exist; wrappers in `~/.multica/hooks` are passed over."""
     if os.sep in command:
         path = Path(command).expanduser()
         return str(path.absolute()) if os.access(path, os.X_OK) and path.is_file() else None
@@ -143,7 +143,7 @@ def _detect_one(one: Descriptor, settings: DaemonSettings, environ: Mapping[str,
 
 
 def detect_profile(command: str, fixed_args: Sequence[str], environ: Mapping[str, str]) -> Detected:
-    """A command of a runtime profile. Only its absence counts: a version is shown when it tells one, and never required."""
+    """A command of a runtime profile. Only its absence counts; a version is shown when it tells one."""
     path = find_executable(command, environ)
     if path is None:
         return Detected(

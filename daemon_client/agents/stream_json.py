@@ -81,8 +81,8 @@ _UNREPLAYABLE: Final = (
 class StreamJsonAdapter:
     """Claude Code 2.0 or newer.
 
-    A conversation that cannot be resumed is given up once, before any tool was used, and the run starts fresh: the result
-    then names the lost one in `retired_session_id`, and usage is the sum of both tries.
+    A conversation that cannot be resumed is given up once, before any tool was used, and the run starts fresh: the
+    result then names the lost one in `retired_session_id`, and usage is the sum of both tries.
     """
 
     name = "claude"
@@ -250,7 +250,7 @@ class _Attempt:
 
 
 def answer_control(event: base.Json) -> base.Json:
-    """The answer to a control request: tools are allowed, in the foreground; other questions are answered with an error.
+    """The answer to a control request: tools are allowed, in the foreground; other questions get an error.
 
     Never leaving one open matters more than the answer: the CLI waits for it without a limit.
     """

@@ -1,4 +1,4 @@
-"""The environment of an agent process: the machine's own, without anything of the daemon, plus what its task gives it."""
+"""The environment of an agent process: the machine's own without the daemon's, plus what its task gives it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def ensure_command(folder: Path) -> Path:
     The daemon's own directory would also bring its Python, and agents must get the machine's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    code = f"import sys; sys.path.insert(0, {str(_PACKAGE_PARENT)!r}); from daemon_client.__main__ import main; sys.exit(main())"
+    where = f"import sys; sys.path.insert(0, {str(_PACKAGE_PARENT)!r})"
+    code = f"{where}; from daemon_client.__main__ import main; sys.exit(main())"
     script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -c {shlex.quote(code)} "$@"\n'
     path = folder / "multica"
     if not path.is_file() or path.read_text("utf-8") != script:

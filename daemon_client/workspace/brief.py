@@ -1,4 +1,4 @@
-"""The standing rules of a task, in the file that the agent's CLI reads by itself, between marks that only the daemon owns."""
+"""The standing rules of a task, in the file that the agent's CLI reads by itself, between marks of the daemon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BLOCK: Final = re.compile(re.escape(BEGIN) + r".*?" + re.escape(END) + r"\n?", 
 _COMMANDS: Final = """\
 ## Commands
 
-The `multica` command is your only way to the tracker; it already knows who you are. Add `--output json` to read an answer
-as data.
+The `multica` command is your only way to the tracker; it already knows who you are. Add `--output json` to read an
+answer as data.
 
 | what | command |
 | --- | --- |
@@ -36,28 +36,31 @@ file: quotes and line breaks then arrive as you wrote them."""
 _RULES: Final = """\
 ## Rules
 
-* Work only below your current directory. Repositories come from `multica repo checkout`, which puts you on a branch of your
-  own; commit there and do not switch to the default branch.
+* Work only below your current directory. Repositories come from `multica repo checkout`, which puts you on a branch
+  of your own; commit there and do not switch to the default branch.
 * Do everything in the foreground. What still runs in the background when you end is ended with you.
-* Nobody is there to answer a question. Decide what can be decided, say what you assumed, and ask in a comment only for what
-  really blocks you.
+* Nobody is there to answer a question. Decide what can be decided, say what you assumed, and ask in a comment only
+  for what really blocks you.
 * Use no other credential than the ones in your environment, and print none.
-* The directory may hold work of an earlier task on the same issue: look before you start over, and never throw away changes
-  that you did not make."""
+* The directory may hold work of an earlier task on the same issue: look before you start over, and never throw away
+  changes that you did not make."""
 
 _ISSUE_WORKFLOW: Final = """\
 ## How to work on an issue
 
-1. Read the issue and its comments. 2. Set it to `in_progress`. 3. Check out what you need, do the work, run the tests, commit.
-4. Report in one comment: what changed, on which branch, how you checked it, what is open. 5. Set it to `in_review`, or to
-`blocked` with the reason if you cannot go on.
+1. Read the issue and its comments.
+2. Set it to `in_progress`.
+3. Check out what you need, do the work, run the tests, commit.
+4. Report in one comment: what changed, on which branch, how you checked it, what is open.
+5. Set it to `in_review`, or to `blocked` with the reason if you cannot go on.
 
 Your last message is kept as the result of this run; make it a short summary."""
 
 _CHAT_WORKFLOW: Final = """\
 ## How to answer in a chat
 
-Your last message is the answer that the person sees. Write it for them: complete, short, without an account of your steps."""
+Your last message is the answer that the person sees. Write it for them: complete, short, without an account of your
+steps."""
 
 _CREATE_WORKFLOW: Final = """\
 ## How to file an issue from a sentence
@@ -67,7 +70,8 @@ Run `multica issue create` exactly once, then end. Do not work on the issue itse
 _AUTOPILOT_WORKFLOW: Final = """\
 ## How to do a scheduled run
 
-Follow the instructions of this run. File or update issues only where they say so. Your last message is the record of the run."""
+Follow the instructions of this run. File or update issues only where they say so. Your last message is the record of
+the run."""
 
 
 def _text(value: Any) -> str:
@@ -121,8 +125,8 @@ def compose(task: ClaimedTask, skills: Sequence[str] = ()) -> str:
         _RULES,
         _workflow(task),
         "## Skills\n\n" + "\n".join(f"* {name}" for name in skills) if skills else "",
-        "Where these rules and a repository's own files disagree about how to reach Multica, these rules hold; about the code, "
-        "the repository's files hold.",
+        "Where these rules and a repository's own files disagree, these rules hold for how to reach Multica, and the "
+        "repository's files for its code.",
     ]
     return "\n\n".join(section for section in sections if section)
 

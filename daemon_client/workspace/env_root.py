@@ -1,4 +1,4 @@
-"""The directory of one task: claimed by a lock for as long as the task uses it, reused only with proof of where it is from."""
+"""The directory of one task: locked for as long as the task uses it, reused only with proof of where it is from."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def claim_fresh(root: Path, task: ClaimedTask) -> RootLock:
 
 
 def claim_prior(workspaces_root: Path, task: ClaimedTask) -> tuple[Path, RootLock] | None:
-    """The directory of an earlier task of the same agent and subject, locked; None when anything about it is in doubt."""
+    """The directory of an earlier task of the same agent and subject, locked; None when there is any doubt."""
     if not task.prior_work_dir:
         return None
     workdir = Path(task.prior_work_dir)

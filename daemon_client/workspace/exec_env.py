@@ -1,8 +1,8 @@
 """Prepares what a task runs in, and puts it in order afterwards. The engine calls `prepare`, runs, then `finish`.
 
-A task's directory is `<workspaces_root>/<workspace_id>/<last 12 digits of the task id>/` with `workdir` (where the agent
-starts, empty but for the daemon's files), `tmp`, `config`, `output` and `logs`. A later task of the same agent on the same
-issue or chat gets the same directory back, if both marks in it say so.
+A task's directory is `<workspaces_root>/<workspace_id>/<last 12 digits of the task id>/` with `workdir` (where the
+agent starts, empty but for the daemon's files), `tmp`, `config`, `output` and `logs`. A later task of the same agent
+on the same issue or chat gets the same directory back, if both marks in it say so.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ def _fill(
 def _write_marks(top: Path, root: Path, workdir: Path, task: ClaimedTask) -> None:
     guard = top / provenance.TASK_CONTEXT
     if not guard.is_file():
-        # Tells the command line that it is in the agents' territory, where it must never act with a person's credentials.
+        # Tells the command line that it is in the agents' territory, where it must never act with a person's
+        # credentials.
         provenance.write_json(guard, {"managed_by": provenance.MANAGED_BY})
     (root / provenance.GC_META).unlink(missing_ok=True)
     provenance.mark(root, workdir, task)

@@ -14,10 +14,21 @@ from typing import Final
 COMMAND_TIMEOUT: Final = 600.0
 KILL_PATIENCE: Final = 2.0
 TEXT_LIMIT: Final = 2000
-# What a git hook, or a shell inside a repository, leaves in the environment would point every command at that repository.
+# What a git hook leaves in the environment would point every command at the repository of the hook.
 _LOCAL_VARIABLES: Final = frozenset(
-    ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES")
-    + ("GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CEILING_DIRECTORIES", "GIT_QUARANTINE_PATH", "SSH_ASKPASS")
+    {
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_COMMON_DIR",
+        "GIT_NAMESPACE",
+        "GIT_PREFIX",
+        "GIT_CEILING_DIRECTORIES",
+        "GIT_QUARANTINE_PATH",
+        "SSH_ASKPASS",
+    }
 )
 _SETTINGS: Final = (
     # The cache may belong to another user than the process, for instance under a container's root.
@@ -50,7 +61,7 @@ class GitOutput:
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every git command: no prompt on a terminal or a screen, only transports that move repositories."""
+    """The environment of every git command: no prompt anywhere, and only transports that move repositories."""
     env = {name: value for name, value in base.items() if name not in _LOCAL_VARIABLES}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
     # ext:: and fd:: run commands, and a repository's URL comes from outside.
@@ -70,7 +81,7 @@ class Git:
         self._env = environment(os.environ if environ is None else environ)
 
     async def run(self, *arguments: str, cwd: Path | None = None, timeout: float = COMMAND_TIMEOUT) -> GitOutput:
-        """Run one command. Raises GitError when it fails or exceeds `timeout` seconds; cancelling ends its whole group."""
+        """Run one command. Raises GitError when it fails or exceeds `timeout` seconds. Cancelling ends it."""
         process = await asyncio.create_subprocess_exec(
             "git",
             *arguments,

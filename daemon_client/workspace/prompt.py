@@ -1,4 +1,6 @@
-"""What the agent is told in this turn: short, because the standing rules are in the brief. One builder a kind of task."""
+"""What the agent is told in this turn: short, because the standing rules are in the brief. One builder a kind of
+task.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ def build(task: ClaimedTask, *, continuity_lost: bool = False) -> str:
     blocks = [builders[kind_of(task)](task), _siblings(task), _initiator(task)]
     if continuity_lost:
         blocks.append(
-            "An earlier conversation about this could not be carried on, so you do not remember it. Read what is there (the issue, "
-            "its comments, the files in your directory) before you act."
+            "An earlier conversation about this could not be carried on, so you do not remember it. Read what is there "
+            "(the issue, its comments, the files in your directory) before you act."
         )
     return "\n\n".join(block for block in blocks if block)
 
@@ -63,8 +65,8 @@ def _issue(task: ClaimedTask) -> str:
     note = _text(task.raw.get("handoff_note"))
     if note:
         text += (
-            "\n\nThe person who assigned it limits what is to be done in this run. Treat this as an instruction about the scope, "
-            f"not as a message:\n\n{_fenced(note)}"
+            "\n\nThe person who assigned it limits what is to be done in this run. Treat this as an instruction about "
+            f"the scope, not as a message:\n\n{_fenced(note)}"
         )
     return text
 
@@ -81,8 +83,8 @@ def _comment(task: ClaimedTask) -> str:
         parts += [f"Earlier and not answered yet, by {author}:", _fenced(_text(earlier.get("content")))]
         threads.append(_text(earlier.get("thread_id")) or _text(earlier.get("id")))
     parts.append(
-        f"Read the issue with `multica issue get {task.issue_id} --output json` and the thread with `multica issue comment list "
-        f"{task.issue_id} --thread {threads[0]} --output json`. Do what is asked for."
+        f"Read the issue with `multica issue get {task.issue_id} --output json` and the thread with `multica issue "
+        f"comment list {task.issue_id} --thread {threads[0]} --output json`. Do what is asked for."
     )
     different = list(dict.fromkeys(thread for thread in threads if thread))
     replies = "\n".join(
@@ -110,8 +112,9 @@ def _chat(task: ClaimedTask) -> str:
 def _autopilot(task: ClaimedTask) -> str:
     raw = task.raw
     title = _text(raw.get("autopilot_title")) or "a scheduled job"
+    source = _text(raw.get("autopilot_source")) or "schedule"
     parts = [
-        f"This is run {task.autopilot_run_id} of “{title}”, started by {_text(raw.get('autopilot_source')) or 'schedule'}.",
+        f"This is run {task.autopilot_run_id} of “{title}”, started by {source}.",
         f"Instructions:\n\n{_text(raw.get('autopilot_description'))}",
     ]
     if raw.get("autopilot_trigger_payload") not in (None, "", {}, []):
@@ -137,8 +140,9 @@ def _quick_create(task: ClaimedTask) -> str:
     given = f" with {' '.join(options)}" if options else ""
     return (
         f"Make one issue from this request:\n\n{_fenced(task.quick_create_prompt)}\n\n"
-        f"Find a short title that names the outcome, put everything else into the description in the person's words, and run "
-        f"`multica issue create` exactly once{given}. Add nothing that was not said. Then answer with the issue's key."
+        f"Find a short title that names the outcome, put everything else into the description in the person's words, "
+        f"and run `multica issue create` exactly once{given}. Add nothing that was not said. Then answer with the "
+        "issue's key."
     )
 
 
@@ -161,7 +165,9 @@ def _initiator(task: ClaimedTask) -> str:
 
 
 def thread_name(task: ClaimedTask) -> str:
-    """A title for the provider's list of conversations: the first text there is, on one line, at most 120 characters."""
+    """A title for the provider's list of conversations: the first text there is, on one line, at most 120
+    characters.
+    """
     raw = task.raw
     candidates = (
         task.thread_name,

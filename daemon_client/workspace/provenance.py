@@ -44,7 +44,9 @@ def subject_of(task: ClaimedTask) -> Json:
 
 
 def is_reusable_for(task: ClaimedTask, root: Path) -> bool:
-    """Whether both marks of an earlier task, one inside and one outside its work directory, name this task's subject."""
+    """Whether both marks of an earlier task, one inside and one outside its work directory, name this task's
+    subject.
+    """
     subject = subject_of(task)
     if len(subject) != 3 or not all(subject.values()):
         return False

@@ -1,4 +1,6 @@
-"""A private home for each agent CLI inside the task's directory, so that the user's own dot-directories stay untouched."""
+"""A private home for each agent CLI inside the task's directory, so that the user's own dot-directories stay
+untouched.
+"""
 
 from __future__ import annotations
 

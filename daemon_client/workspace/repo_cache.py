@@ -1,8 +1,8 @@
 """Bare clones shared by all tasks of a workspace: made, fetched, healed. Working copies are in `worktrees`.
 
-Layout: `<workspaces_root>/.repos/<workspace_id>/<host+path>.git`, only remote-tracking branches and the tasks' own ones inside.
-Rules that hold whatever happens: no work that is not on the remote is ever lost, nobody is asked for a password, and the
-user's git configuration stays as it is.
+Layout: `<workspaces_root>/.repos/<workspace_id>/<host+path>.git`, only remote-tracking branches and the tasks' own
+ones inside. Rules that hold whatever happens: no work that is not on the remote is ever lost, nobody is asked for a
+password, and the user's git configuration stays as it is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 LAST_USED: Final = ".multica_last_used"
 FILTER: Final = "--filter=blob:none"
-# Named so that no repository of a project is likely to have them. The brief and the skills lie beside the checkout, so a
-# repository may get a CLAUDE.md of its own without having to force it in.
+# Named so that no repository of a project is likely to have them. The brief and the skills lie beside the checkout,
+# so a repository may get a CLAUDE.md of its own without having to force it in.
 EXCLUDED: Final = (".agent_context/", ".multica/")
 _AUTH: Final = (
     "could not read username", "could not read password", "authentication failed", "permission denied", "access denied",
@@ -69,8 +69,8 @@ class RepoCache:
     async def ensure(self, workspace_id: str, url: str) -> Path:
         """The bare clone of `url`, made when it is missing and brought up to date when it is there; returns its path.
 
-        Raises RepoError when it cannot be cloned, RepoBusy when somebody else holds it for more than 10 s. A clone that cannot
-        be fetched just now is used as it is.
+        Raises RepoError when it cannot be cloned, RepoBusy when somebody else holds it for more than 10 s. A clone
+        that cannot be fetched just now is used as it is.
         """
         url = _checked(check_url, url)
         bare = self.bare_path(workspace_id, url)
@@ -81,11 +81,12 @@ class RepoCache:
     async def checkout(
         self, *, workspace_id: str, url: str, ref: str | None = None, workdir: Path, task: ClaimedTask, agent_name: str
     ) -> Checkout:
-        """A working copy of `url` in `workdir` on the branch `agent/<agent>/<task>`, from `ref` or the remote's default.
+        """A working copy of `url` in `workdir` on the branch `agent/<agent>/<task>`, from `ref` or the remote's
+        default.
 
-        Asking again gives the same one. What an earlier task left in a reused directory is taken over: when it is clean and
-        pushed it moves to the new base, otherwise the new branch starts from what is there. Raises RepoError (URL, ref,
-        credentials, something in the way) or RepoBusy.
+        Asking again gives the same one. What an earlier task left in a reused directory is taken over: when it is
+        clean and pushed it moves to the new base, otherwise the new branch starts from what is there. Raises
+        RepoError (URL, ref, credentials, something in the way) or RepoBusy.
         """
         url = _checked(check_url, url)
         ref = _checked(check_ref, ref) if ref else ""
@@ -218,7 +219,8 @@ def _explain(error: GitError, url: str) -> str:
     place = split_url(url)[0] or "this machine"
     if error.says(*_AUTH):
         return (
-            f"{place} refuses access to the repository without a login. The daemon uses the git credentials of its user and "
-            f"cannot ask for a password: set up a credential helper or an ssh key for {place}. git said: {error.stderr.strip()}"
+            f"{place} refuses access to the repository without a login. The daemon uses the git credentials of its "
+            f"user and cannot ask for a password: set up a credential helper or an ssh key for {place}. "
+            f"git said: {error.stderr.strip()}"
         )
     return str(error)

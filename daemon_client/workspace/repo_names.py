@@ -1,4 +1,6 @@
-"""Names made from what comes from outside: directories from repository URLs, branches from agents, refs that are safe."""
+"""Names made from what comes from outside: directories from repository URLs, branches from agents, refs that are
+safe.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the skills of an agent where its CLI looks for them, and takes them away again without touching anything else."""
+"""Writes the skills of an agent where its CLI looks for them, and takes away exactly those again."""
 
 from __future__ import annotations
 

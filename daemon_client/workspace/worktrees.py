@@ -75,7 +75,9 @@ class Worktrees:
         return Checkout(target, branch)
 
     async def _free_branch(self, bare: Path, branch: str) -> str:
-        """The branch, or a numbered one while it is checked out somewhere else (the same task in a second directory)."""
+        """The branch, or a numbered one while it is checked out somewhere else (the same task in a second
+        directory).
+        """
         listing = await self._git.out("worktree", "list", "--porcelain", cwd=bare)
         taken = {line.removeprefix("branch refs/heads/") for line in listing.splitlines() if line.startswith("branch ")}
         names = (branch, *(f"{branch}-{number}" for number in range(2, 100)))

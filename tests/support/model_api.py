@@ -176,7 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "type": "error",
                 "error": {"type": step.kind, "message": step.message},
             }
-            return self._json(step.status, error, step.headers)
+            self._json(step.status, error, step.headers)
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
