@@ -51,7 +51,7 @@ def test_claim_whose_answer_was_lost_runs_once(desk: Desk, door: str) -> None:
 
 
 def test_everything_works_without_the_websocket(desk: Desk) -> None:
-    """W-07, W-17; user report "no upgrade": the handshake is refused all the time; claims, messages, cancel and results go over HTTP."""
+    """W-07, W-17; user report "no upgrade": the handshake is refused; claims, cancel, results go over HTTP."""
     desk.proxy.refuse_websocket = True
     daemon = desk.daemon()
     agent = desk.agent()

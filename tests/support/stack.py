@@ -6,6 +6,7 @@ Everything is started by the pytest process, dies with it however that ends, and
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -172,20 +173,38 @@ class Account:
     token: str
 
 
-_MAKE_ACCOUNTS = """
-import json
+# One process for both, because starting one costs more than the work.
+_PREPARE = """
+import hashlib
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
 from queue_app import auth
 from queue_app.models import Member, PersonalAccessToken, User, Workspace
-made = []
 for number in range({count}):
     user = User.objects.create(username=f"person-{{number}}", email=f"person-{{number}}@example.test")
     workspace = Workspace.objects.create(name=f"Workspace {{number}}", slug=f"workspace-{{number}}")
     Member.objects.create(workspace=workspace, user=user, role="owner")
-    secret, digest = auth.mint("mul_")
-    PersonalAccessToken.objects.create(token_hash=digest, token_prefix=secret[:12], user=user, name="test")
-    made.append([str(user.id), str(workspace.id), secret])
-print("ACCOUNTS " + json.dumps(made))
+    secret = "mul_" + hashlib.sha1(f"{secret}-{{number}}".encode()).hexdigest()
+    PersonalAccessToken.objects.create(
+        token_hash=auth.hash_of(secret), token_prefix=secret[:12], user=user, name="test"
+    )
 """
+_SECRET = "end-to-end"
+
+
+def prepare_database(env: Mapping[str, str]) -> None:
+    """Migrate and make the accounts; their tokens are derived, so every process of the run can compute them."""
+    script = _PREPARE.format(count=ACCOUNTS, secret=_SECRET)
+    run_command(env, "shell", "--verbosity", "0", "--command", script)
+
+
+def run_command(env: Mapping[str, str], *arguments: str) -> str:
+    """Run a management command to its end; its output. AssertionError when it fails."""
+    done = subprocess.run(
+        manage(*arguments), env=dict(env), cwd=CHECKOUT, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, f"{arguments[:2]}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 @dataclass
@@ -230,9 +249,9 @@ class Site:
             }
         self.env = self._environment()
         if self.own_services:
-            self.command("migrate", "--verbosity", "0")
+            prepare_database(self.env_of("command"))
         self._stack.callback(self._close_observer)
-        self._accounts = self._make_accounts()
+        self._accounts = self._read_accounts()
         for number in range(self.replicas):
             server = Server(f"web-{number}", [], self.env_of("web"), self.folder / f"web-{number}.log")
             self._stack.callback(server.stop, 5.0)
@@ -261,25 +280,16 @@ class Site:
     def env_of(self, role: str) -> dict[str, str]:
         return {**self.env, "MULTICA_ROLE": role}
 
-    def _make_accounts(self) -> list[Account]:
-        output = self.command("shell", "--verbosity", "0", "--command", _MAKE_ACCOUNTS.format(count=ACCOUNTS))
-        line = next(line for line in output.splitlines() if line.startswith("ACCOUNTS "))
-        return [Account(*each) for each in json.loads(line.removeprefix("ACCOUNTS "))]
+    def _read_accounts(self) -> list[Account]:
+        look = """SELECT u.id AS user_id, w.id AS workspace_id, right(u.username, -7) AS number
+                  FROM "user" u JOIN member m ON m.user_id = u.id JOIN workspace w ON w.id = m.workspace_id"""
+        return [
+            Account(str(row["user_id"]), str(row["workspace_id"]), _token(row["number"])) for row in self.query(look)
+        ]
 
-    def command(self, *arguments: str, check: bool = True) -> str:
-        """Run a management command to its end; its output."""
-        done = subprocess.run(
-            manage(*arguments),
-            env=self.env_of("command"),
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
-        if check:
-            assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+    def command(self, *arguments: str) -> str:
+        """Run a management command of this site to its end; its output. AssertionError when it fails."""
+        return run_command(self.env_of("command"), *arguments)
 
     # -- use --
 
@@ -311,6 +321,10 @@ class Site:
         """The end of every log, for a failed test."""
         paths = sorted(self.folder.rglob("*.log"))
         return "\n".join(f"--- {path.name}\n{process.tail(path, 60)}" for path in paths if path.is_file())
+
+
+def _token(number: str) -> str:
+    return "mul_" + hashlib.sha1(f"{_SECRET}-{number}".encode()).hexdigest()
 
 
 def _shared_redis() -> str:
@@ -371,16 +385,7 @@ def _ensure_template(connection: psycopg.Connection[Any], base: str, template: s
         draft = f"{template}_draft"
         connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(draft)))
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
-        environment = {**os.environ, "DATABASE_URL": _with_name(base, draft), "MULTICA_ROLE": "command"}
-        done = subprocess.run(
-            manage("migrate", "--verbosity", "0"),
-            env=environment,
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"migrate: {done.stdout}\n{done.stderr}"
+        prepare_database({**os.environ, "DATABASE_URL": _with_name(base, draft), "MULTICA_ROLE": "command"})
         connection.execute(
             sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(draft), sql.Identifier(template))
         )
