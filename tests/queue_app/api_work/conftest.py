@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from queue_app import auth
 from queue_app.models import Agent, AgentRuntime, AgentTask, Issue, PersonalAccessToken, TaskToken, User, Workspace
+from queue_app.services import claim
 from tests.support import factories
 
 
@@ -85,10 +86,9 @@ def make_world() -> World:
     return World(workspace, owner, runtime, factories.make_agent(runtime), Api(person_token(owner)))
 
 
-def dispatch(task: AgentTask, token: UUID | None = None) -> AgentTask:
-    """Claim a task as its runtime would, through the claim transition's own edge."""
-    from queue_app.services import claim
-
+def dispatch(task: AgentTask) -> AgentTask:
+    """Claim a task as its daemon would."""
+    assert task.runtime is not None
     caller = auth.for_user(factories.owner_of(task.workspace))
     found = claim.claim(
         caller,
@@ -107,6 +107,8 @@ def task_token(task: AgentTask) -> str:
     """A live task token of a task, which is dispatched for it if it is still waiting."""
     if task.claim_token is None:
         dispatch(task)
+    assert task.claim_token is not None
+    assert task.agent.owner is not None
     secret, hashed = auth.mint("mat_")
     TaskToken.objects.create(
         token_hash=hashed,

@@ -10,7 +10,7 @@ from queue_app.models import AgentTask, AuditEntry, TaskMessage, TaskUsage
 from tests.queue_app.api_work.conftest import World, dispatch, event_count
 from tests.support import factories
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def assigned(world: World, **fields: object) -> dict[str, object]:
