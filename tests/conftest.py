@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import django
 import pytest
@@ -33,3 +34,12 @@ def _clean_redis(request: pytest.FixtureRequest) -> None:
     if uses or request.node.get_closest_marker("django_db"):
         with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
             client.flushdb()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """The claim's own connections are given back before the test database is dropped."""
+    yield
+    from queue_app.sql import door
+
+    door.close()

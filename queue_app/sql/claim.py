@@ -93,10 +93,12 @@ SELECT jsonb_object_agg(v.key, CASE WHEN v.value <> 'ok' THEN jsonb_build_object
                            WHEN v.key::uuid <> ALL(v_pair_runtimes) THEN 'empty_db'
                            WHEN jsonb_array_length(v_tasks) >= p_max THEN 'batch_full' ELSE 'blocked' END,
            'empty', v.key::uuid <> ALL(v_pair_runtimes),
-           'workspace_id', r.workspace_id, 'daemon_id', r.daemon_id, 'due_now', d.now,
+           'workspace_id', r.workspace_id, 'daemon_id', r.daemon_id, 'provider', r.provider,
+           'family', f.protocol_family, 'due_now', d.now,
            'due_in', extract(epoch FROM least(d.at, l.at) - v_now)) END)
   FROM jsonb_each_text(v_verdicts) v
   LEFT JOIN agent_runtime r ON r.id = v.key::uuid
+  LEFT JOIN runtime_profile f ON f.id = r.profile_id
   LEFT JOIN LATERAL (
     SELECT count(*) AS n, count(*) FILTER (WHERE t.value ->> 'verb' = 'redeliver') AS again
       FROM jsonb_array_elements(v_tasks) t WHERE t.value ->> 'runtime_id' = v.key) g ON v.value = 'ok'
