@@ -20,7 +20,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.core.cache import cache
 from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -29,13 +28,14 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
+from queue_app import redis
 from queue_app.domain.states import ACTIVE
 from queue_app.errors import AuthError, ForbiddenError
 from queue_app.models import AgentTask, Member, PersonalAccessToken, TaskToken, User
 
 log = logging.getLogger(__name__)
 
-EPOCH_KEY = "auth:epoch"
+EPOCH_KEY = "mul:auth:epoch"
 PERSONAL = "mul_"
 TASK = "mat_"
 KEPT_UNDER_EPOCH = 180.0
@@ -250,23 +250,19 @@ def _require_enabled(user: User) -> None:
 
 def _epoch() -> str | None:
     """The epoch under which found tokens count, the same on every replica; None when Redis cannot say."""
-    try:
-        found = cache.get(EPOCH_KEY)
-        if found is None:
-            # A lost epoch (a flushed Redis) must not bring back what an earlier one had ended, hence random and new.
-            cache.add(EPOCH_KEY, secrets.token_hex(8), timeout=None)
-            found = cache.get(EPOCH_KEY)
-    except Exception as error:
-        log.warning("epoch of tokens not read: %s", error)
-        return None
+    found = redis.call(lambda client: client.get(EPOCH_KEY))
+    if found is None and redis.configured():
+        # A lost epoch (a flushed Redis) must not bring back what an earlier one had ended, hence random and new.
+        fresh = secrets.token_hex(8)
+        redis.call(lambda client: client.set(EPOCH_KEY, fresh, nx=True))
+        found = redis.call(lambda client: client.get(EPOCH_KEY))
     return None if found is None else str(found)
 
 
 def _draw_epoch() -> None:
-    try:
-        cache.set(EPOCH_KEY, secrets.token_hex(8), timeout=None)
-    except Exception as error:
-        log.warning("new epoch of tokens not written, other replicas follow within %d s: %s", KEPT_UNDER_EPOCH, error)
+    fresh = secrets.token_hex(8)
+    if redis.call(lambda client: client.set(EPOCH_KEY, fresh)) is None and redis.configured():
+        log.warning("a revocation reaches replicas that still have Redis only within %d s", KEPT_UNDER_EPOCH)
 
 
 def forget_found() -> None:

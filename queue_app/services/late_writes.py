@@ -78,20 +78,27 @@ def require_own(
 def refuse(
     task_id: UUID, verb: str, caller: Caller, claim_token: UUID | None, payload: Mapping[str, Any] | None = None
 ) -> NoReturn:
-    """Say why a transition that this call asked for did not happen, from the row as it is now, and record it.
+    """Raise the `refusal`."""
+    raise refusal(task_id, verb, caller, claim_token, payload)
 
-    Raises StaleClaimError (for `start`: StartClaimRejectedError), TaskEndedError, TaskNotFoundError, or ConflictError
-    when the delivery owns the row and only the state does not allow the verb. The last is not recorded.
+
+def refusal(
+    task_id: UUID, verb: str, caller: Caller, claim_token: UUID | None, payload: Mapping[str, Any] | None = None
+) -> QueueError:
+    """Why a transition that this call asked for did not happen, from the row as it is now; recorded.
+
+    StaleClaimError (for `start`: StartClaimRejectedError), TaskEndedError, TaskNotFoundError, or ConflictError when
+    the delivery owns the row and only the state does not allow the verb. The last is not recorded.
     """
     task = AgentTask.objects.filter(pk=task_id).first()
     if task is None:
-        raise TaskNotFoundError
+        return TaskNotFoundError()
     if is_stale(task, claim_token):
         kind = StartClaimRejectedError if verb == "start" else StaleClaimError
-        raise _refused(kind, task, verb, caller, claim_token, payload)
+        return _refused(kind, task, verb, caller, claim_token, payload)
     if task.status in TERMINAL:
-        raise _refused(TaskEndedError, task, verb, caller, claim_token, payload)
-    raise ConflictError(f"a task that is {task.status} cannot {verb}")
+        return _refused(TaskEndedError, task, verb, caller, claim_token, payload)
+    return ConflictError(f"a task that is {task.status} cannot {verb}")
 
 
 _TEXTS: dict[type[QueueError], str] = {
@@ -110,4 +117,19 @@ def _refused(
     payload: Mapping[str, Any] | None,
 ) -> ConflictError:
     record(task, verb, kind.code, caller, claim_token, payload)
-    return kind(_TEXTS[kind].format(code=kind.code, status=task.status))
+    return kind(text_of(kind, task))
+
+
+def text_of(kind: type[ConflictError], task: AgentTask) -> str:
+    """The words of a refusal. They begin with the code: daemons that know no codes repeat them in their `fail`."""
+    return _TEXTS[kind].format(code=kind.code, status=task.status)
+
+
+def rejected_start(task: AgentTask, caller: Caller) -> StartClaimRejectedError:
+    """The recorded refusal of a start without a token on a row that runs and was delivered more than once.
+
+    Its daemon repeats the words of this refusal in the `fail` that follows, which is how that one is known as stale.
+    """
+    error = _refused(StartClaimRejectedError, task, "start", caller, None, None)
+    assert isinstance(error, StartClaimRejectedError)
+    return error
