@@ -63,8 +63,9 @@ class Heartbeats:
             answer = await self._ctx.api.heartbeat(self.compose(runtime_id), timeout=limit)
         except HttpError as error:
             if error.runtime_not_found:
-                return self._on_gone(runtime_id)
-            await self._failed(runtime_id, error)
+                self._on_gone(runtime_id)
+            else:
+                await self._failed(runtime_id, error)
         except Exception as error:
             await self._failed(runtime_id, error)
         else:
@@ -106,7 +107,8 @@ class Heartbeats:
 
     def _act(self, runtime_id: str, answer: Json) -> None:
         if answer.get("runtime_gone") is True:
-            return self._on_gone(runtime_id)
+            self._on_gone(runtime_id)
+            return
         for route, request_id, body in _requested(answer):
             self._spawn(self._answer(route, runtime_id, request_id, body))
 

@@ -92,9 +92,13 @@ class TaskRunner:
         runtime = run.runtime
         if runtime is None:
             text = "this daemon no longer has the runtime of the task"
-            return await self._reporter.fail(run.task, text, protocol.REASON_RUNTIME_OFFLINE)
-        if problem := identity_problem(run.task):
-            return await self._reporter.fail(run.task, problem, protocol.REASON_INVALID_IDENTITY)
+            await self._reporter.fail(run.task, text, protocol.REASON_RUNTIME_OFFLINE)
+        elif problem := identity_problem(run.task):
+            await self._reporter.fail(run.task, problem, protocol.REASON_INVALID_IDENTITY)
+        else:
+            await self._work(run, runtime)
+
+    async def _work(self, run: ActiveRun, runtime: RuntimeInfo) -> None:
         outcome = Outcome()
         async with background(cancel_watch.watch(self._ctx, run)):
             await self._execute(run, runtime, outcome)
@@ -176,7 +180,8 @@ class TaskRunner:
                 await self._ctx.api.prepare_lease(run.task)
             except HttpError as error:
                 if error.claim_is_over:
-                    return run.control.request("superseded", str(error))
+                    run.control.request("superseded", str(error))
+                    return
                 log.warning("prepare lease of task %s: %s", run.task.id, error)
             except Exception as error:
                 log.warning("prepare lease of task %s: %s", run.task.id, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 from collections.abc import Mapping
@@ -91,7 +92,8 @@ class HttpClient:
     ) -> tuple[int, bytes, Mapping[str, str]]:
         if method == "POST":
             headers["Content-Type"] = "application/json"
-        data = json.dumps(body or {}).encode() if method == "POST" else None
+        # As a stream, because a whole result written at once would hold up the loop, and aiohttp says so.
+        data = io.BytesIO(json.dumps(body or {}).encode()) if method == "POST" else None
         try:
             async with (
                 self._clock.timeout(self._clock.io_seconds(timeout)),

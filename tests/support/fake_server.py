@@ -102,6 +102,8 @@ class FakeServer:
         self.ack_extra: Json = {}
         # What a claim over the socket leads to: answer, silent and cut (claimed, no answer), reject, hold (no claim).
         self.rpc_mode = "answer"
+        # Called the moment a task runs, like somebody who follows its events.
+        self.on_start: Callable[[FakeTask], None] = lambda _: None
         self._runner: web.AppRunner | None = None
 
     # -- life --
@@ -321,6 +323,7 @@ class FakeServer:
         if task.status != protocol.RUNNING:
             task.started_with.append(request[BODY].get("claim_token", ""))
         task.status = protocol.RUNNING
+        self.on_start(task)
         return web.json_response({})
 
     async def _status(self, request: web.Request) -> web.Response:

@@ -17,7 +17,6 @@ from daemon_client.clock import Clock, SystemClock
 from daemon_client.config import DaemonSettings
 from daemon_client.engine.supervisor import Daemon
 from daemon_client.protocol import ClaimedTask
-from daemon_client.workspace.exec_env import Finished, Prepared
 from tests.support.fake_server import TOKEN, FakeServer, FakeTask
 from tests.support.wait import until_async
 
@@ -32,6 +31,26 @@ async def done(spec: RunSpec, emit: Emit, stop: asyncio.Event) -> RunResult:
 async def until_stopped(spec: RunSpec, emit: Emit, stop: asyncio.Event) -> RunResult:
     await stop.wait()
     return RunResult("cancelled", failure_reason="cancelled")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The fields of a preparation that the engine reads."""
+
+    root: Path
+    workdir: Path
+    tmpdir: Path
+    config_root: Path
+    env: dict[str, str]
+    prompt: str
+    brief_path: Path | None
+    resume_session_id: str | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    branch_name: str = ""
+    durable_work_dir: str = ""
 
 
 @dataclass
@@ -105,6 +124,7 @@ class Rig:
 
     def __init__(self, server: FakeServer, folder: Path) -> None:
         self.server, self.bench, self.folder = server, Bench(folder / "work"), folder
+        self.lives: dict[int, asyncio.Task[None]] = {}
         self.settings = DaemonSettings(
             server_url=server.url,
             token=TOKEN,
@@ -120,7 +140,7 @@ class Rig:
         """A running daemon; it is stopped at the end, and an error of its own is raised."""
         settings = replace(self.settings, **changes)
         daemon = Daemon(settings, clock=clock or SystemClock(settings.time_scale), workbench=lambda _: self.bench)
-        life = asyncio.create_task(daemon.run())
+        life = self.lives[id(daemon)] = asyncio.create_task(daemon.run())
         try:
             if ready:
                 waits = {asyncio.create_task(daemon.ready.wait()), life}
@@ -131,12 +151,15 @@ class Rig:
             yield daemon
         finally:
             daemon.request_stop(0)
-            async with asyncio.timeout(20):
-                await life
+            if not life.cancelled():
+                async with asyncio.timeout(20):
+                    await life
 
     async def kill(self, daemon: Daemon) -> None:
         """What a kill -9 leaves: nothing of the process, everything on disk."""
-        raise NotImplementedError
+        life = self.lives[id(daemon)]
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
 
     async def ended(self, task: FakeTask, status: str = "") -> FakeTask:
         await until_async(lambda: task.ended, what="the task to end")
