@@ -6,6 +6,7 @@ in a workspace out of reach gets other words, so that no daemon drops work for a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from queue_app import auth
@@ -56,3 +57,15 @@ def require_workspace(caller: Caller, workspace_id: UUID | None) -> UUID:
     if workspace_id is None or workspace_id not in auth.workspace_ids(caller):
         raise ForbiddenError("no access to this workspace")
     return workspace_id
+
+
+def runtimes_of(caller: Caller, runtime_ids: Sequence[UUID | None]) -> frozenset[UUID]:
+    """These runtimes, all of them; raises RuntimeNotFoundError or NotFoundError if one is missing or out of reach."""
+    wanted = set(runtime_ids)
+    rows = AgentRuntime.objects.filter(pk__in=[runtime_id for runtime_id in wanted if runtime_id is not None])
+    found = dict(rows.values_list("pk", "workspace_id")) if wanted else {}
+    if wanted - found.keys():
+        raise RuntimeNotFoundError
+    if not auth.workspace_ids(caller).issuperset(found.values()):
+        raise NotFoundError(OUT_OF_REACH)
+    return frozenset(found)

@@ -1,0 +1,1 @@
+"""The sockets: daemons at `/api/daemon/ws`, browsers at `/ws`."""
