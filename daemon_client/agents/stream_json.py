@@ -30,6 +30,7 @@ from daemon_client.agents.launch import (
 )
 from daemon_client.agents.redact import Redactor
 from daemon_client.agents.stream_json_events import StreamState
+from daemon_client.agents.stream_json_usage import Ledger, add
 from daemon_client.process import ManagedProcess
 
 FIXED_ARGS: Final = (
@@ -108,7 +109,7 @@ class StreamJsonAdapter:
             second = await _Attempt(fresh, emit).run(stop)
         except OSError as error:
             return could_not_start(spec, error)
-        usage = add_usage(first.result.usage, second.result.usage)
+        usage = add(first.result.usage, second.result.usage)
         return replace(second.result, usage=usage, retired_session_id=spec.resume_session_id or "")
 
 
@@ -137,24 +138,6 @@ def filter_prefix(executable: list[str]) -> list[str]:
     return [*executable[:1], *filter_args(executable[1:], OWNED_ARGS)]
 
 
-def add_usage(*parts: tuple[base.Usage, ...]) -> tuple[base.Usage, ...]:
-    """Usage of several tries as one entry a model."""
-    total: dict[tuple[str, str], base.Usage] = {}
-    for usage in (entry for part in parts for entry in part):
-        key = (usage.provider, usage.model)
-        before = total.get(key, base.Usage(*key))
-        costs = [cost for cost in (before.cost_usd_ticks, usage.cost_usd_ticks) if cost is not None]
-        total[key] = base.Usage(
-            *key,
-            before.input_tokens + usage.input_tokens,
-            before.output_tokens + usage.output_tokens,
-            before.cache_read_tokens + usage.cache_read_tokens,
-            before.cache_write_tokens + usage.cache_write_tokens,
-            sum(costs) if costs else None,
-        )
-    return tuple(total.values())
-
-
 class _Attempt:
     """One launch of the CLI: with the conversation to resume, or without one."""
 
@@ -162,6 +145,8 @@ class _Attempt:
         self.spec = spec
         self.launch = Run(spec, emit, Redactor.for_env(spec.env, spec.secrets))
         self.state = StreamState(spec.provider)
+        self._ledger = Ledger(spec.env.get("CLAUDE_CONFIG_DIR", ""))
+        self._counted: base.Json | None = None
         self.input_error = ""
         self.resume_rejected = False
         self.result = base.RunResult(base.FAILED)
@@ -170,9 +155,12 @@ class _Attempt:
         with _mcp_file(self.spec) as mcp_file:
             argv = build_argv(self.spec, mcp_file)
             env = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1", **self.spec.env}
+            if self.spec.resume_session_id:
+                self._counted = self._ledger.take(self.spec.resume_session_id)
             ended = await self.launch.drive(argv, stop, self._feed, self._read, env)
         self.resume_rejected = not ended.stopped and self._was_rejected(ended)
         self.result = self._conclude(ended)
+        self._ledger.keep(self.state.session_id, self.state.model_usage)
         return self
 
     async def _feed(self, process: ManagedProcess) -> None:
@@ -211,7 +199,7 @@ class _Attempt:
         state, redactor = self.state, self.launch.redactor
         # A CLI that failed to resume still echoes the id it was asked for; that is no session.
         session = "" if self.resume_rejected else state.session_id
-        common = base.RunResult(base.FAILED, session_id=session, usage=state.usage())
+        common = base.RunResult(base.FAILED, session_id=session, usage=self._usage())
         if ended.stopped:
             return replace(
                 common,
@@ -223,6 +211,10 @@ class _Attempt:
             return replace(common, status=base.COMPLETED, output=redactor.text(state.output))
         error, reason = self._explain(ended)
         return replace(common, error=error, failure_reason=reason)
+
+    def _usage(self) -> tuple[base.Usage, ...]:
+        resumed = self.state.session_id == self.spec.resume_session_id
+        return self.state.usage(resumed=resumed, before=self._counted)
 
     def _explain(self, ended: Ended) -> tuple[str, str]:
         state, redactor = self.state, self.launch.redactor

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from daemon_client.agents import base
+from daemon_client.agents.stream_json_usage import add, from_model_usage, from_usage, of_this_run
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _dict(value: object) -> base.Json:
@@ -32,7 +29,8 @@ class StreamState:
         self._result_text = self._last_text = ""
         self._model = ""
         self._per_message: dict[str, tuple[str, base.Json]] = {}
-        self._final_usage: tuple[base.Usage, ...] | None = None
+        self._final_usage: base.Json | None = None
+        self.model_usage: base.Json = {}
         self._tools: dict[str, str] = {}
 
     @property
@@ -111,7 +109,7 @@ class StreamState:
             self.error_text = self.error_text or "the agent reached its limit of turns"
         if not self.is_error:
             self.session_id = _text(event.get("session_id")) or self.session_id
-        self._final_usage = self._read_final_usage(event) or self._final_usage
+        self._final_usage, self.model_usage = _dict(event.get("usage")), _dict(event.get("modelUsage"))
 
     # --- usage ---------------------------------------------------------------------------------------------------
 
@@ -121,56 +119,14 @@ class StreamState:
             # One answer comes as several events that all carry the same figures.
             self._per_message[_text(message.get("id")) or str(len(self._per_message))] = (model, usage)
 
-    def _read_final_usage(self, event: base.Json) -> tuple[base.Usage, ...]:
-        models = _dict(event.get("modelUsage"))
-        if models:
-            entries = [self._from_model_usage(model, _dict(usage)) for model, usage in models.items()]
-        else:
-            entries = [_from_usage(self._provider, self._model or "unknown", _dict(event.get("usage")))]
-        return tuple(entry for entry in entries if not entry.is_empty)
-
-    def _from_model_usage(self, model: str, usage: base.Json) -> base.Usage:
-        cost = usage.get("costUSD")
-        return base.Usage(
-            self._provider,
-            model,
-            _count(usage.get("inputTokens")),
-            _count(usage.get("outputTokens")),
-            _count(usage.get("cacheReadInputTokens")),
-            _count(usage.get("cacheCreationInputTokens")),
-            round(cost * base.USD_TICKS) if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
-        )
-
-    def usage(self) -> tuple[base.Usage, ...]:
+    def usage(self, *, resumed: bool, before: base.Json | None) -> tuple[base.Usage, ...]:
         """The totals of the result when there is one; else the sum over messages, each counted once."""
         if self._final_usage is not None:
-            return self._final_usage
-        totals: dict[str, base.Usage] = {}
-        for model, figures in self._per_message.values():
-            one, before = _from_usage(self._provider, model, figures), totals.get(model)
-            totals[model] = one if before is None else _sum(before, one)
-        return tuple(entry for entry in totals.values() if not entry.is_empty)
-
-
-def _from_usage(provider: str, model: str, usage: base.Json) -> base.Usage:
-    names = (
-        "input_tokens",
-        "output_tokens",
-        "cache_read_input_tokens",
-        "cache_creation_input_tokens",
-    )
-    return base.Usage(provider, model, *(_count(usage.get(name)) for name in names))
-
-
-def _sum(one: base.Usage, other: base.Usage) -> base.Usage:
-    return base.Usage(
-        one.provider,
-        one.model,
-        one.input_tokens + other.input_tokens,
-        one.output_tokens + other.output_tokens,
-        one.cache_read_tokens + other.cache_read_tokens,
-        one.cache_write_tokens + other.cache_write_tokens,
-    )
+            own = from_usage(self._provider, self._model or "unknown", self._final_usage)
+            totals = from_model_usage(self._provider, self.model_usage)
+            if final := of_this_run(totals, own, resumed=resumed, before=before):
+                return final
+        return add(from_usage(self._provider, model, usage) for model, usage in self._per_message.values())
 
 
 def _content_text(content: Any) -> str:

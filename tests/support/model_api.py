@@ -119,6 +119,11 @@ class ModelApi:
         with self._changed:
             return self._changed.wait_for(lambda: condition(self), timeout)
 
+    def script(self, steps: Iterable[Step]) -> None:
+        """Replace what is left of the script."""
+        with self._changed:
+            self._steps = list(steps)
+
     def take(self, body: Json) -> Step:
         """Record a request and choose its answer."""
         with self._changed:
