@@ -96,7 +96,7 @@ _UNSET = frozenset({"event_seq", "event_hash"})
 
 @cache
 def _enqueue_sql() -> str:
-    columns = [field.column for field in AgentTask._meta.concrete_fields if field.column not in _UNSET]
+    columns = [str(field.column) for field in AgentTask._meta.concrete_fields if field.column not in _UNSET]
     changes = changes_expression({column: f"n.{column}" for column in columns})
     return _ENQUEUE.format(changes=changes, columns=", ".join(columns))
 
@@ -163,7 +163,9 @@ def merge(
     return _one(_MERGE, actor, now, task_id=task_id, comment_id=comment_id, summary=summary, **attribution)
 
 
-_REPRIORITISE = Transition("reprioritise", {"priority": "%(priority)s::smallint", "base_priority": "%(priority)s::smallint"})
+_REPRIORITISE = Transition(
+    "reprioritise", {"priority": "%(priority)s::smallint", "base_priority": "%(priority)s::smallint"}
+)
 
 
 def reprioritise(task_id: UUID, *, priority: int, actor: str, now: datetime | None = None) -> Moved | None:
@@ -171,10 +173,11 @@ def reprioritise(task_id: UUID, *, priority: int, actor: str, now: datetime | No
     return _one(_REPRIORITISE, actor, now, task_id=task_id, priority=priority)
 
 
+_AGED = f"least(4, t.base_priority + floor(extract(epoch FROM {NOW} - t.created_at) / %(step)s))"
 _AGE = Transition(
     "age",
-    {"priority": "least(4, t.base_priority + floor(extract(epoch FROM {now} - t.created_at) / %(step)s))::smallint".format(now=NOW)},
-    guard="t.priority < least(4, t.base_priority + floor(extract(epoch FROM {now} - t.created_at) / %(step)s))".format(now=NOW),
+    {"priority": f"{_AGED}::smallint"},
+    guard=f"t.priority < {_AGED}",
     where="q.id = ANY(%(task_ids)s::uuid[]) AND q.status = 'queued'",
     batch=True,
 )
@@ -192,9 +195,7 @@ HOLD = """EXISTS (SELECT 1 FROM agent_task_queue h
 
 _FRESH = f"m.status = 'online' AND m.last_seen_at >= {NOW} - make_interval(secs => %(freshness)s)"
 
-_PROMOTE = Transition(
-    "promote",
-    where=f"""q.status = 'deferred' AND q.fire_at <= {NOW}
+PROMOTE_WHERE = f"""q.status = 'deferred' AND q.fire_at <= {NOW}
      AND (%(runtime_ids)s::uuid[] IS NULL OR q.runtime_id = ANY(%(runtime_ids)s::uuid[])) AND {_FRESH}
      AND NOT {HOLD.format(row="q")}
      AND (q.issue_id IS NULL OR (
@@ -202,10 +203,8 @@ _PROMOTE = Transition(
                     AND p.status IN ('queued', 'dispatched'))
        AND NOT EXISTS (SELECT 1 FROM agent_task_queue d WHERE d.issue_id = q.issue_id AND d.agent_id = q.agent_id
                     AND d.status = 'deferred' AND d.fire_at <= {NOW}
-                    AND (-d.priority, d.created_at, d.id) < (-q.priority, q.created_at, q.id))))""",
-    joins="JOIN agent_runtime m ON m.id = q.runtime_id",
-    batch=True,
-)
+                    AND (-d.priority, d.created_at, d.id) < (-q.priority, q.created_at, q.id))))"""
+_PROMOTE = Transition("promote", where=PROMOTE_WHERE, joins="JOIN agent_runtime m ON m.id = q.runtime_id", batch=True)
 
 
 def promote(
@@ -322,16 +321,14 @@ def pin_session(
     now: datetime | None = None,
 ) -> Moved | None:
     """Keep where a run could be resumed, as soon as it is known."""
-    return _one(
-        _PIN, actor, now, task_id=task_id, claim_token=claim_token, session_id=session_id, work_dir=work_dir
-    )
+    return _one(_PIN, actor, now, task_id=task_id, claim_token=claim_token, session_id=session_id, work_dir=work_dir)
 
 
 # ------------------------------------------------------------------------------------------------------- the ends
 
 _REPORTED = {
     "completed_at": NOW,
-    "session_id": "CASE WHEN %(session_rollout_missing)s THEN NULL ELSE coalesce(%(session_id)s::text, t.session_id) END",
+    "session_id": "CASE WHEN NOT %(session_rollout_missing)s THEN coalesce(%(session_id)s::text, t.session_id) END",
     "session_rollout_missing": "%(session_rollout_missing)s::boolean",
     "retired_session_id": "coalesce(%(retired_session_id)s::text, t.retired_session_id)",
     "work_dir": "coalesce(%(work_dir)s::text, t.work_dir)",
@@ -447,7 +444,7 @@ def recover_orphan(
     limit: int = 500,
     now: datetime | None = None,
 ) -> list[Moved]:
-    """Fail what a restarted daemon had in flight, or (with ids and tokens) what its heartbeats prove it no longer holds."""
+    """Fail what a restarted daemon had in flight, or (with ids and tokens) what its heartbeats prove it lost."""
     return _apply(
         _RECOVER,
         actor,
@@ -469,7 +466,7 @@ TIME_OUT_WHERE = f"""(
     OR (q.status = 'dispatched' AND q.deliveries >= %(max_deliveries)s AND {LEASE_OVER}
       AND q.dispatched_at <= {NOW} - make_interval(secs => %(recovery_window)s))
     OR (q.status = 'running' AND q.started_at <= {NOW} - make_interval(secs => %(backstop)s) AND {ABSENT}))"""
-"""D3b, the dispatch backstop, the last delivery that was lost, and D4: the running backstop needs a lost machine too."""
+"""D3b, the dispatch backstop, the last delivery lost, and D4: the running backstop needs a lost machine too."""
 
 _TIME_OUT = _swept(
     "time_out",
@@ -689,7 +686,9 @@ def settle_chat(task_id: UUID, *, actor: str, now: datetime | None = None) -> Mo
 _EXPLAIN_NO_RETRY = Transition("explain_no_retry", {"not_retried_because": "%(because)s::text"})
 
 
-def explain_no_retry(task_id: UUID, *, because: str, actor: str = "server", now: datetime | None = None) -> Moved | None:
+def explain_no_retry(
+    task_id: UUID, *, because: str, actor: str = "server", now: datetime | None = None
+) -> Moved | None:
     """Say on a failed row why it got no retry."""
     return _one(_EXPLAIN_NO_RETRY, actor, now, task_id=task_id, because=because)
 

@@ -134,9 +134,7 @@ _TABLE: Final = (
         "directory unusable",
         "Check that the local directory exists, is writable and has no unsaved work, then rerun.",
     ),
-    _reason(
-        "idle_watchdog", "no sign of life", "The agent produced nothing for too long and was stopped. Rerun it."
-    ),
+    _reason("idle_watchdog", "no sign of life", "The agent produced nothing for too long and was stopped. Rerun it."),
     _reason(
         "cancelled",
         "stopped with its daemon",

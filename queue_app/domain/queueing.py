@@ -17,9 +17,7 @@ def priority_of(name: str) -> int:
     return PRIORITIES.get(name, 0)
 
 
-def serial_key(
-    kind: str, *, issue_id: Any = None, chat_session_id: Any = None, autopilot_id: Any = None
-) -> str | None:
+def serial_key(kind: str, *, issue_id: Any = None, chat_session_id: Any = None, autopilot_id: Any = None) -> str | None:
     """The key under which one agent runs one task at a time; None leaves a task unconstrained."""
     if kind == Kind.CHAT and chat_session_id:
         return f"chat:{chat_session_id}"

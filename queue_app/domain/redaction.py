@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 MASK: Final = "[redacted]"
 
@@ -50,3 +50,8 @@ def clean_json(value: object) -> object:
     if isinstance(value, list | tuple):
         return [clean_json(item) for item in value]
     return value
+
+
+def clean_fields(record: object) -> dict[str, Any]:
+    """The fields of a dataclass with every text in them cleaned."""
+    return {name: clean(value) if isinstance(value, str) else value for name, value in vars(record).items()}

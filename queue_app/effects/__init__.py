@@ -1,0 +1,3 @@
+"""What an end means to the work that a task was for. Importing this registers every effect (see `queue_app.hooks`)."""
+
+from . import issues as issues

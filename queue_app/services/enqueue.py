@@ -1,0 +1,308 @@
+"""Work for agents: assignments and comments become tasks, or join the one that waits already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Q
+
+from queue_app import events, transitions
+from queue_app.domain.queueing import priority_of, serial_key, summary
+from queue_app.domain.states import OPEN, PENDING_SLOT, WAITING, Kind, Status
+from queue_app.models import Agent, AgentRuntime, AgentTask, Comment, Issue
+from queue_app.services.clock import database_now
+from queue_app.services.issue_lock import lock_issue
+
+if TYPE_CHECKING:
+    from queue_app.auth import Caller
+
+QUEUED, COALESCED, BLOCKED = "queued", "coalesced", "blocked"
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """What became of a wish for work: a task of its own, a place in a waiting one, or a reason why not."""
+
+    outcome: str
+    task: AgentTask | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Whose authority a run carries, who answers for it, and how that was found out."""
+
+    originator: UUID | None
+    accountable: UUID | None
+    source: str
+    delegated_from: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One thing to be done on an issue by an agent, with everything that its task will carry."""
+
+    issue: Issue
+    agent: Agent
+    actor: str
+    attribution: Attribution
+    evidence_kind: str
+    evidence_ref: UUID | None
+    comment: Comment | None = None
+    earlier_comments: tuple[UUID, ...] = ()
+    handoff_note: str | None = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it brings words that a task which runs already does not know."""
+        return self.comment is not None or bool(self.handoff_note)
+
+
+def attribute(caller: Caller | str, agent: Agent) -> Attribution:
+    """The attribution of what a caller asks for; one without anybody accountable is refused later.
+
+    A person acts as themself. A task carries on the authority of its own run. Anything else falls back on the agent's
+    owner, who answers for it without having asked.
+    """
+    if not isinstance(caller, str):
+        if caller.kind == "user":
+            return Attribution(caller.user.id, caller.user.id, "direct_human")
+        task = caller.task
+        if task is not None and task.accountable_user_id is not None:
+            return Attribution(task.originator_user_id, task.accountable_user_id, "delegation", task.id)
+    return Attribution(None, agent.owner_id, "owner_fallback")
+
+
+def assign(issue: Issue, agent: Agent, *, caller: Caller | str, handoff_note: str | None = None) -> Enqueued:
+    """An issue was given to an agent: make a task, unless an open one of the pair will see to it anyway.
+
+    A handoff note is never dropped: behind a task that has begun it makes one more.
+    """
+    with transaction.atomic():
+        lock_issue(issue.id)
+        wish = Wish(
+            issue=issue,
+            agent=agent,
+            actor=_actor(caller),
+            attribution=attribute(caller, agent),
+            evidence_kind="issue_assignment",
+            evidence_ref=issue.id,
+            handoff_note=handoff_note or None,
+        )
+        there = _rows(wish, OPEN).first()
+        if there is not None and not wish.says_something:
+            return Enqueued(COALESCED, there)
+        return _settle(wish)
+
+
+def on_comment(comment: Comment, caller: Caller | str) -> Enqueued | None:
+    """Let a comment start or feed the agent that its issue is assigned to; None if it concerns no agent.
+
+    A person's comment always does. An agent's does only when it names the assignee (`@name`), and never when it comes
+    from that agent itself. Issues in the backlog start nothing.
+    """
+    issue = comment.issue
+    agent = _assignee(issue)
+    if agent is None or issue.status == "backlog" or comment.type != "comment":
+        return None
+    author = caller.agent_id if not isinstance(caller, str) and caller.kind == "task" else None
+    if agent.id in (author, comment.author_id):
+        return Enqueued(BLOCKED, reason="self_trigger_suppressed")
+    if (author is not None or comment.author_type != "member") and not mentions(comment.content, agent.name):
+        return None
+    return enqueue_for_issue(
+        issue,
+        agent,
+        caller_or_actor=caller,
+        trigger_comment=comment,
+        evidence_kind="comment",
+        evidence_ref=comment.id,
+    )
+
+
+def enqueue_for_issue(
+    issue: Issue,
+    agent: Agent,
+    *,
+    caller_or_actor: Caller | str,
+    trigger_comment: Comment | None = None,
+    handoff_note: str | None = None,
+    evidence_kind: str,
+    evidence_ref: UUID | None,
+) -> Enqueued:
+    """Make a task for an issue, or fold the comment into the one that waits.
+
+    Outcomes: `queued` with the new task (deferred behind one that is about to start), `coalesced` with the task that
+    carries it, `blocked` with a reason code. Whatever is returned was written in this transaction.
+    """
+    wish = Wish(
+        issue=issue,
+        agent=agent,
+        actor=_actor(caller_or_actor),
+        attribution=attribute(caller_or_actor, agent),
+        evidence_kind=evidence_kind,
+        evidence_ref=evidence_ref,
+        comment=trigger_comment,
+        handoff_note=handoff_note or None,
+    )
+    return fulfil(wish)
+
+
+def fulfil(wish: Wish) -> Enqueued:
+    """Do what a wish asks for, in one transaction."""
+    with transaction.atomic():
+        lock_issue(wish.issue.id)
+        return _settle(wish)
+
+
+def enqueue_many(tasks: Sequence[Mapping[str, Any]], *, actor: str, batch: int = 1000) -> list[AgentTask]:
+    """Make many tasks from given columns (see `transitions.enqueue`), in batches of their own transactions.
+
+    Returns the rows made; a missing one met an occupied slot or an owner that is gone. Each batch wakes a runtime once.
+    """
+    made: list[AgentTask] = []
+    for start in range(0, len(tasks), batch):
+        with transaction.atomic():
+            rows = transitions.enqueue(tasks[start : start + batch], actor=actor)
+            events.announce("enqueue", rows)
+        made.extend(rows)
+    return made
+
+
+def mentions(text: str, name: str) -> bool:
+    """Whether a text addresses `@name`, in any case and not as the beginning of a longer word."""
+    return re.search(rf"(?<![\w@])@{re.escape(name)}(?![\w-])", text, re.IGNORECASE) is not None
+
+
+def values_of(wish: Wish, **extra: Any) -> dict[str, Any]:
+    """The columns of a task for a wish: its snapshot of agent, runtime, trigger, priority and people."""
+    comment = wish.comment
+    values: dict[str, Any] = {
+        "workspace_id": wish.issue.workspace_id,
+        "agent_id": wish.agent.id,
+        "runtime_id": wish.agent.runtime_id,
+        "issue_id": wish.issue.id,
+        "kind": Kind.COMMENT if comment else Kind.ISSUE,
+        "serial_key": serial_key(Kind.ISSUE, issue_id=wish.issue.id),
+        "priority": priority_of(wish.issue.priority),
+        "trigger_comment_id": comment.id if comment else None,
+        "coalesced_comment_ids": list(wish.earlier_comments),
+        "trigger_summary": summary(comment.content if comment else wish.issue.title),
+        "handoff_note": wish.handoff_note,
+        "originator_user_id": wish.attribution.originator,
+        "accountable_user_id": wish.attribution.accountable,
+        "originator_source": wish.attribution.source,
+        "delegated_from_task_id": wish.attribution.delegated_from,
+        "trigger_evidence_kind": wish.evidence_kind,
+        "trigger_evidence_ref_id": wish.evidence_ref,
+    }
+    return {**values, **extra}
+
+
+def blocked_reason(agent: Agent, workspace_id: UUID, attribution: Attribution) -> str | None:
+    """Why nothing can be queued for this agent at all, as a code, or None."""
+    if agent.archived_at is not None or agent.workspace_id != workspace_id:
+        return "target_unavailable"
+    if agent.runtime_id is None:
+        return "agent_runtime_required"
+    if attribution.accountable is None:
+        return "attribution_blocked"
+    return None
+
+
+def _settle(wish: Wish) -> Enqueued:
+    # The rows of the pair are also moved by claims, retries, promotions and reruns, which do not take the issue's lock.
+    agent = Agent.objects.filter(id=wish.agent.id).first()
+    if agent is None:
+        return Enqueued(BLOCKED, reason="target_unavailable")
+    wish = replace(wish, agent=agent)
+    reason = blocked_reason(agent, wish.issue.workspace_id, wish.attribution)
+    if reason is not None:
+        return Enqueued(BLOCKED, reason=reason)
+    for _ in range(ROUNDS):
+        outcome = _try(wish)
+        if outcome is not None:
+            return outcome
+    return Enqueued(BLOCKED, reason="internal_error")
+
+
+def _try(wish: Wish) -> Enqueued | None:
+    """One round; None when another writer was faster and the pair must be looked at again."""
+    if wish.comment is not None:
+        merged = _merge(wish)
+        if merged is not None:
+            return Enqueued(COALESCED, merged)
+    made = transitions.enqueue([values_of(wish)], actor=wish.actor)
+    if made:
+        events.announce("enqueue", made)
+        return Enqueued(QUEUED, made[0])
+    holder = _rows(wish, PENDING_SLOT).first()
+    if holder is None:
+        runtime = wish.agent.runtime_id
+        workspace = wish.issue.workspace_id
+        gone = runtime is None or not AgentRuntime.objects.filter(id=runtime, workspace_id=workspace).exists()
+        return Enqueued(BLOCKED, reason="target_unavailable") if gone else None
+    if not wish.says_something:
+        return Enqueued(COALESCED, holder)
+    return _behind(wish) if holder.status == Status.DISPATCHED or wish.comment is None else None
+
+
+def _behind(wish: Wish) -> Enqueued | None:
+    """A deferred task behind one that is about to start and whose answer may be on its way already.
+
+    It is outside the pending slot and is promoted as soon as that is free, so the words wait in a row of their own
+    instead of in a plan that a failure would drop.
+    """
+    made = transitions.enqueue([values_of(wish, status=Status.DEFERRED, fire_at=database_now())], actor=wish.actor)
+    events.announce("defer", made, wakes=False)
+    return Enqueued(QUEUED, made[0]) if made else None
+
+
+def _merge(wish: Wish) -> AgentTask | None:
+    """Fold the comments, with the newest writer's attribution, into the newest waiting task of the pair, if any."""
+    target = _rows(wish, WAITING).filter(escalation_for_task_id__isnull=True).first()
+    if target is None or wish.comment is None:
+        return None
+    new = [*wish.earlier_comments, wish.comment.id]
+    known = {target.trigger_comment_id, *target.coalesced_comment_ids}
+    merged: AgentTask | None = target
+    for comment_id in new:
+        if comment_id not in known:
+            merged = transitions.merge(
+                target.id,
+                comment_id=comment_id,
+                summary=summary(wish.comment.content),
+                attribution={
+                    "originator": wish.attribution.originator,
+                    "accountable": wish.attribution.accountable,
+                    "source": wish.attribution.source,
+                    "evidence_kind": wish.evidence_kind,
+                    "evidence_ref": wish.evidence_ref,
+                },
+                actor=wish.actor,
+            )
+            if merged is None:
+                return None
+    return merged
+
+
+def _rows(wish: Wish, statuses: frozenset[Status]) -> Any:
+    return AgentTask.objects.filter(
+        Q(issue_id=wish.issue.id, agent_id=wish.agent.id), status__in=sorted(statuses)
+    ).order_by("-created_at", "-id")
+
+
+def _assignee(issue: Issue) -> Agent | None:
+    if issue.assignee_type != "agent" or issue.assignee_id is None:
+        return None
+    return Agent.objects.filter(id=issue.assignee_id).first()
+
+
+def _actor(caller: Caller | str) -> str:
+    return caller if isinstance(caller, str) else caller.actor
