@@ -153,8 +153,12 @@ class Server(Child):
     def wait_ready(self) -> Self:
         def ready() -> bool:
             assert self.alive, f"{self.name} ended:\n{process.tail(self.log, 40)}"
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as answer:
-                return json.load(answer)["status"] == "ready"
+            try:
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as answer:
+                    return json.load(answer)["status"] == "ready"
+            except urllib.error.HTTPError as error:
+                with error:
+                    raise AssertionError(error.read().decode("utf-8", "replace")) from None
 
         until(ready, READY_SECONDS, f"{self.name} is ready", 0.05)
         return self
