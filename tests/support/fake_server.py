@@ -100,6 +100,7 @@ class FakeServer:
         self.unreachable = False
         self.ack_heartbeats = True
         self.ack_extra: Json = {}
+        self.slow_heartbeats: dict[str, asyncio.Event] = {}
         # What a claim over the socket leads to: answer, silent and cut (claimed, no answer), reject, hold (no claim).
         self.rpc_mode = "answer"
         # Called the moment a task runs, like somebody who follows its events.
@@ -264,6 +265,8 @@ class FakeServer:
         return web.json_response({"runtimes": answer, "repos": self.repos, "repos_version": "1", "settings": {}})
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
+        if hold := self.slow_heartbeats.get(request[BODY]["runtime_id"]):
+            await hold.wait()
         if request[BODY]["runtime_id"] not in self.runtime_ids():
             return _answer(404, {"error": "runtime not found"})
         return web.json_response({"status": "ok"} | self.ack_extra)

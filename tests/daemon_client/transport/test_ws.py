@@ -203,7 +203,7 @@ async def stuff(wire: Wire) -> None:
 
 async def test_a_full_queue_is_surely_unsent() -> None:
     """W-08: no room in the queue, so another way may be taken at once."""
-    async with deaf_peer() as (url, received, listen), connected(url) as wire:
+    async with deaf_peer() as (url, received, _listen), connected(url) as wire:
         await stuff(wire)
         while wire.socket.send("test:filler", dict):
             pass
