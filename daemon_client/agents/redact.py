@@ -48,7 +48,7 @@ _KEEP_FIRST: Final = (
     re.compile(r"(?i)(\bbearer\s+)[A-Za-z0-9._~+/-]{16,}=*"),
     re.compile(r"([a-z][a-z0-9+.-]*://[^\s:/@\"']*:)[^\s@/\"']+(?=@)"),
     re.compile(
-        r"((?:^|[\s,;\"'{])[A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)[A-Z0-9_]*\s*[=:]\s*[\"']?)[^\s\"',;}]{6,}"
+        r"((?:^|[\s,;\"'{])[A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)[A-Z0-9_]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;}]{6,}"
     ),
 )
 

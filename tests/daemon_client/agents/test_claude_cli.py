@@ -72,7 +72,8 @@ async def test_a_plain_answer(cli: Claude) -> None:
     result = await cli.run(Say("forty-two"), prompt="what is the answer?")
     assert (result.status, result.output, result.failure_reason) == (COMPLETED, "forty-two", "")
     first = cli.runner.events[0]
-    assert isinstance(first, base.SessionStarted) and first.session_id == result.session_id
+    assert isinstance(first, base.SessionStarted)
+    assert first.session_id == result.session_id
     assert base.Text("forty-two") in cli.runner.events
     assert "what is the answer?" in str(cli.api.turns[0]["messages"])
     assert tokens(result) == per_turn(1)
@@ -80,13 +81,14 @@ async def test_a_plain_answer(cli: Claude) -> None:
 
 
 async def test_a_tool_edits_a_file(cli: Claude) -> None:
-    """A tool runs without anybody's permission, is streamed with its result, and usage is counted once over the turns."""
+    """A tool runs without anybody's permission, is streamed with its result; usage is counted once."""
     target = cli.runner.cwd / "note.txt"
     result = await cli.run(UseTool("Write", {"file_path": str(target), "content": "written\n"}), Say("done it"))
     assert (result.status, result.output) == (COMPLETED, "done it")
     assert target.read_text() == "written\n"
     (use,), (answer,) = cli.runner.of(base.ToolUse), cli.runner.of(base.ToolResult)
-    assert isinstance(use, base.ToolUse) and isinstance(answer, base.ToolResult)
+    assert isinstance(use, base.ToolUse)
+    assert isinstance(answer, base.ToolResult)
     assert (use.tool, use.input["file_path"], answer.tool) == ("Write", str(target), "Write")
     assert use.call_id == answer.call_id != ""
     assert tokens(result) == per_turn(2)
@@ -106,7 +108,7 @@ async def test_a_conversation_is_resumed_and_its_usage_not_counted_again(cli: Cl
 
 
 async def test_a_lost_conversation_starts_fresh_once(cli: Claude) -> None:
-    """S-04: the run succeeds in a new session, the lost one is named, and the agent is told that it remembers nothing."""
+    """S-04: the run succeeds in a new session, the lost one is named, the agent is told of the loss."""
     result = await cli.run(Say("fresh"), prompt="go on", resume_session_id=GONE)
     assert (result.status, result.output, result.retired_session_id) == (COMPLETED, "fresh", GONE)
     assert result.session_id not in ("", GONE)
@@ -134,7 +136,8 @@ async def test_a_provider_failure_is_never_green(cli: Claude, step: Step, reason
     """RP-04: each failure of the model service ends the run as failed, with its own reason and no output."""
     result = await cli.run(step)
     assert (result.status, result.failure_reason, result.output) == (FAILED, reason, "")
-    assert result.error and result.session_id
+    assert result.error
+    assert result.session_id
     assert API_KEY not in result.error
     assert cli.runner.survivors() == []
 
@@ -157,12 +160,13 @@ async def test_a_hanging_model_is_stopped(cli: Claude) -> None:
     run = asyncio.create_task(cli.runner.run(cli.spec()))
     await stop_when(cli, lambda: cli.api.hanging > 0)
     result = await run
-    assert result.status == CANCELLED and result.session_id
+    assert result.status == CANCELLED
+    assert result.session_id
     assert cli.runner.survivors() == []
 
 
 async def test_cancel_in_the_middle_of_a_tool_ends_the_whole_tree(cli: Claude) -> None:
-    """X-04, X-05, X-15: the tool's child hidden by setsid and one that ignores SIGTERM are gone; what was said is kept."""
+    """X-04, X-05, X-15: a child hidden by setsid, and deaf to SIGTERM, is gone; what was said before is kept."""
     flag = cli.runner.cwd / "started"
     command = (
         "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 600; sleep 601' >/dev/null 2>&1 & "
@@ -198,12 +202,13 @@ async def test_secrets_of_the_environment_do_not_leave_the_machine(cli: Claude) 
     result = await cli.run(UseTool("Bash", {"command": f"echo {token} $ANTHROPIC_API_KEY"}), Say(f"it is {token}"))
     assert result.status == COMPLETED
     said = f"{cli.runner.events} {result}"
-    assert token not in said and API_KEY not in said
+    assert token not in said
+    assert API_KEY not in said
     assert "[redacted]" in result.output
 
 
 async def test_the_command_line_and_managed_mcp(cli: Claude, tmp_path: Path) -> None:
-    """The model and effort are passed on, flags that the adapter owns cannot be changed, and the MCP file is gone after."""
+    """The model and effort are passed on, flags of the adapter cannot be changed, the MCP file is removed."""
     result = await cli.run(
         Say("ok"),
         model="claude-test-1",
@@ -222,5 +227,7 @@ def test_it_is_detected_with_its_version(claude: Path) -> None:
     environ = {"PATH": "/usr/bin:/bin", "MULTICA_CLAUDE_PATH": str(claude), "HOME": "/nonexistent"}
     settings = DaemonSettings(server_url="http://127.0.0.1", token="", daemon_id="d", environ=environ)
     (found,) = detect(settings)
-    assert found.usable and found.path == str(claude) and found.version.startswith("2.")
+    assert found.usable
+    assert found.path == str(claude)
+    assert found.version.startswith("2.")
     assert found.skipped_reason != BELOW_MINIMUM
