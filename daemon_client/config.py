@@ -144,14 +144,20 @@ def health_port_for(profile: str) -> int:
 
 
 def launcher_url(environ: Mapping[str, str]) -> str:
-    """URL of a stack that runs on this machine, from the launcher's `run.json`; empty when there is none."""
+    """URL of a stack that runs on this machine, from its launcher's `run.json`; empty when there is none.
+
+    The file of a stack that was killed stays behind: it counts only while the process that wrote it lives.
+    """
+    import psutil
+
     root = Path(environ.get("MULTICA_STATE_DIR") or ".state")
     try:
         data = json.loads((root / "run.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        url, pid, started = str(data["http_url"] or ""), int(data["pid"]), float(data["started"])
+        alive = abs(psutil.Process(pid).create_time() - started) < 2
+    except (OSError, ValueError, TypeError, LookupError, psutil.Error):
         return ""
-    values = data if isinstance(data, dict) else {}
-    return next((v for k in ("server_url", "url") if isinstance(v := values.get(k), str) and v), "")
+    return url if alive else ""
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

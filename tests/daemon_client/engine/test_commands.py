@@ -232,7 +232,11 @@ def test_a_bad_setting_names_itself(tmp_path: Path) -> None:
         load_settings({"HOME": str(tmp_path), "MULTICA_DAEMON_POLL_INTERVAL": "soon"})
 
 
-def test_the_launchers_address_is_found(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"url": "http://127.0.0.1:4711"}')
+@pytest.mark.parametrize(("age", "found"), [(0.0, True), (3600.0, False)])
+def test_the_launchers_address_is_found(tmp_path: Path, age: float, found: bool) -> None:
+    """While the stack lives; its file outlives a kill, and its process id may belong to anybody then."""
+    me = psutil.Process()
+    state = {"http_url": "http://127.0.0.1:4711", "pid": me.pid, "started": me.create_time() - age}
+    (tmp_path / "run.json").write_text(json.dumps(state))
     env = {"HOME": str(tmp_path), "MULTICA_STATE_DIR": str(tmp_path)}
-    assert load_settings(env).server_url == "http://127.0.0.1:4711"
+    assert load_settings(env).server_url == ("http://127.0.0.1:4711" if found else "http://localhost:8080")
