@@ -82,7 +82,10 @@ def post(shape: type[S], *, limit: int = SMALL, report: bool = False) -> Callabl
 
 def answer(status: int, body: Any, **headers: str) -> HttpResponse:
     """A JSON answer. Ids become strings, instants RFC 3339 with their offset."""
-    return HttpResponse(msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
+    response = HttpResponse(msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
+    # A refusal is an everyday answer here, and a failure is logged where it happens: Django need not log them again.
+    response._has_been_logged = True  # type: ignore[attr-defined]
+    return response
 
 
 def _view(handler: Handler[S], method: str, read: Callable[[HttpRequest], tuple[S, list[str]]]) -> View:
