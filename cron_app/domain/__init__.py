@@ -1,0 +1,1 @@
+"""Plain Python: what a job is and when its plans are due. Imports no framework."""
