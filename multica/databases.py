@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import connections
 from psycopg.conninfo import conninfo_to_dict
+
+from multica import env
 
 # milliseconds: statement, lock, idle inside a transaction. Bounded waiting at every door; a command run by a person
 # (migrate, dbshell) may take as long as it takes, but never sits on locks while it does nothing.
@@ -49,3 +52,8 @@ def database(url: str, role: str) -> dict[str, Any]:
     options["options"] = " ".join(filter(None, [server_options(role), str(given.get("options") or "")]))
     entry["OPTIONS"] = options
     return entry
+
+
+def point_at(url: str) -> None:
+    """Gives this process's default connection another address; for `up`, which learns it after Django was set up."""
+    connections["default"].settings_dict.update(database(url, env.role()))

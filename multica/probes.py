@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import redis
 from django.conf import settings
@@ -40,20 +41,19 @@ def database_state() -> str:
     return "ok" if version >= 150_000 else f"PostgreSQL 15 or newer is needed, the server is {version // 10_000}"
 
 
-_seen_complete = False
+# Set once this process has seen every migration applied: the code does not change under it, and looking is slow.
+migrated = threading.Event()
 
 
 def migrations_state() -> str:
-    """Once complete it stays so for this process: the code does not change under it, and reading the graph is slow."""
-    global _seen_complete
-    if _seen_complete:
+    if migrated.is_set():
         return "ok"
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     if plan:
         first = plan[0][0]
         return f"{len(plan)} not applied (first: {first.app_label}.{first.name}); run manage.py migrate"
-    _seen_complete = True
+    migrated.set()
     return "ok"
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from importlib.util import find_spec
 from typing import Any
 
+from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError, connection
 
-from multica import env
+from multica import databases, env
 from multica.embedded import runfile
 from multica.embedded.errors import EmbeddedError
 from multica.embedded.services import Services
@@ -58,6 +59,7 @@ class Stack:
         self.supervisor = Supervisor(self.console, changed=self.publish)
         self.url = ""
         self.ready = False
+        self.listener: socket.socket | None = None
         self.services = Services(self.state, postgres=not env.text("DATABASE_URL"), valkey=not env.text("REDIS_URL"))
 
     def run(self) -> None:
@@ -78,7 +80,8 @@ class Stack:
         listener = listen(self.options["host"], self.options["port"])
         host, port = listener.getsockname()[:2]
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
-        self.begin(listener)
+        self.listener = listener
+        self.begin()
         self.wait_ready()
 
     def where(self) -> str:
@@ -90,6 +93,8 @@ class Stack:
         self.console.say("up", "stopping")
         runfile.remove(self.state)
         self.supervisor.stop()
+        if self.listener is not None:
+            self.listener.close()
 
     def environment(self, role: str) -> dict[str, str]:
         return {
@@ -104,34 +109,31 @@ class Stack:
     def migrate(self) -> None:
         """Own database: must work at once. The operator's may still be starting: asked for a minute."""
         end = time.monotonic() + (0 if self.services.postgres else 60)
+        databases.point_at(self.services.addresses().get("DATABASE_URL") or env.text("DATABASE_URL"))
         while True:
-            done = subprocess.run(
-                [*django_argv(), "migrate", "--noinput", "--verbosity", "1"],
-                env=self.environment("command"),
-                cwd=env.CHECKOUT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode == 0:
-                applied = sum(line.endswith("OK") for line in done.stdout.splitlines())
-                self.console.say("up", f"migrations: {applied} applied" if applied else "migrations: up to date")
-                return
-            reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            if time.monotonic() > end:
-                raise EmbeddedError(f"migrate failed: {done.stderr.strip() or reason[0]}")
-            self.console.say("up", f"migrate failed, trying again: {reason[0]}")
-            time.sleep(2)
+            told = io.StringIO()
+            try:
+                call_command("migrate", interactive=False, no_color=True, stdout=told)
+            except OperationalError as error:
+                reason = str(error).strip().splitlines()[0]
+                if time.monotonic() > end:
+                    raise EmbeddedError(f"the database is not reachable: {reason}") from None
+                self.console.say("up", f"the database is not reachable yet: {reason}")
+                time.sleep(2)
+                continue
+            finally:
+                connection.close()
+            applied = sum(line.endswith("OK") for line in told.getvalue().splitlines())
+            self.console.say("up", f"migrations: {applied} applied" if applied else "migrations: up to date")
+            return
 
-    def begin(self, listener: socket.socket) -> None:
+    def begin(self) -> None:
         # The socket stays open here: while the web process is being restarted, clients wait instead of being refused.
-        self.add("web", [*django_argv(), "serve", "--fd", str(listener.fileno())], keep=(listener.fileno(),))
-        self.listener = listener
+        assert self.listener is not None
+        descriptor = self.listener.fileno()
+        self.add("web", [*django_argv(), "serve", "--fd", str(descriptor)], keep=(descriptor,))
         if "sweeper" not in self.options["without"]:
-            if find_spec("queue_app.management.commands.runsweeper"):
-                self.add("sweeper", [*django_argv(), "runsweeper"])
-            else:
-                self.console.say("up", "there is no runsweeper command: lost tasks are not recovered")
+            self.add("sweeper", [*django_argv(), "runsweeper"])
         if "worker" not in self.options["without"]:
             # Threads, not forked processes: nothing can outlive the worker.
             celery = [sys.executable, "-m", "celery", "--quiet", "--app", "multica", "worker"]
