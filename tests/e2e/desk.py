@@ -172,6 +172,11 @@ class Desk:
         frames = [unit for unit in self.proxy.seen("tasks.claim") if unit.websocket]
         return len({id(unit) for unit in (*posts, *frames)})
 
+    def answers(self) -> int:
+        """How many claim requests have been answered."""
+        frames = self.proxy.seen("daemon:rpc_response", down=True)
+        return len(frames) + len([unit for unit in self.proxy.units if unit.down and "/tasks/claim" in unit.request])
+
 
 class Ended(Exception):
     """Not an AssertionError: a task that has ended will never be what a test waits for."""

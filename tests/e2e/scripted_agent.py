@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = ("MULTICA_", "TMPDIR", "HOME", "PATH", "SECRET_FOR_TEST")
@@ -56,6 +57,10 @@ class Claude:
 
     def read_prompt(self) -> str:
         line = json.loads(sys.stdin.readline())
+        # The CLI keeps its conversations in its own home; without the file there is nothing to resume.
+        kept = Path(os.environ["CLAUDE_CONFIG_DIR"]) / "projects" / "here" / f"{self.session}.jsonl"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
         self._event(type="system", subtype="init", session_id=self.session, model=MODEL)
         return "".join(block.get("text", "") for block in line["message"]["content"])
 
