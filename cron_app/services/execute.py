@@ -63,7 +63,7 @@ class Run:
             raise CancelledError("the process is shutting down")
 
     def renew(self) -> bool:
-        """Renew the lease once; False when it is lost or the run's time is up. A database that is away decides nothing."""
+        """Renew the lease once; False when it is lost or the run's time is up. A lost database decides nothing."""
         if self.over() or self.lost.is_set():
             return False
         if transitions.heartbeat(self.execution, self.job.stale_timeout) is None:

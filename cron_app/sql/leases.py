@@ -11,7 +11,8 @@ _MINE = "id = %(id)s AND lease_token = %(token)s AND status = 'RUNNING'"
 
 CLAIM = f"""
 INSERT INTO sys_cron_executions (id, job_name, scope_kind, scope_id, plan_time, status, attempt, max_attempts,
-                                 runner_id, lease_token, heartbeat_at, stale_after, started_at, result, created_at, updated_at)
+                                 runner_id, lease_token, heartbeat_at, stale_after, started_at, result, created_at,
+                                 updated_at)
 VALUES (%(id)s, %(job)s, %(scope_kind)s, %(scope_id)s, %(plan)s, 'RUNNING', 1, %(max_attempts)s, %(runner)s,
         gen_random_uuid(), {NOW}, {_STALE}, {NOW}, '{{}}', {NOW}, {NOW})
     ON CONFLICT (job_name, scope_kind, scope_id, plan_time) DO NOTHING
