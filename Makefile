@@ -6,7 +6,7 @@ ARGS ?=
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test check lint format bench soak lock clean
+.PHONY: help install up demo test check lint format bench soak lock docs clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ soak: $(STAMP) ## end-to-end tests at full window length (hours)
 
 lock: $(STAMP) ## compile requirements.txt again after a change of pyproject.toml
 	.venv/bin/uv pip compile -q --universal --generate-hashes --all-extras --python-version 3.11 --no-header pyproject.toml -o requirements.txt
+
+docs: $(STAMP) ## draw docs/states.md from the edge table
+	$(PY) -m tests.architecture.states_doc
 
 clean: ## remove the environment and caches (not .state, which holds your data)
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

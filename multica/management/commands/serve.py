@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from django.core.management.base import BaseCommand, CommandParser
 
-DEFAULT_PORT = 8000
+DEFAULT_PORT = 8080
 # The largest legal answer carries 32 tasks with their bodies.
 SOCKET_MESSAGE_LIMIT = 64 * 1024 * 1024
 GRACE = 5

@@ -34,7 +34,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=os.environ.get("MULTICA_HOST", "127.0.0.1"))
         port = int(os.environ.get("MULTICA_PORT") or 0)
-        parser.add_argument("--port", type=int, default=port, help="default: 8000, or the next free one")
+        parser.add_argument("--port", type=int, default=port, help="default: 8080, or the next free one")
         programs = ["sweeper", "worker"]
         parser.add_argument("--without", action="append", default=[], choices=programs, help="leave a program out")
         parser.add_argument("--ready-timeout", type=float, default=120.0, help="seconds the web process may take")
