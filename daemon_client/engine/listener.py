@@ -39,6 +39,7 @@ class Listener:
         self._on_profiles_changed = on_profiles_changed
         self._backoff = Backoff(1.0, 30.0)
         self._redial = False
+        self._bound: list[str] = []
         self._warned = float("-inf")
         self.beat_wake = Wake()
         self.socket = ControlSocket(
@@ -55,9 +56,10 @@ class Listener:
     async def run_once(self) -> float:
         """Serve one connection; returns the wait before the next dial."""
         self._redial = False
+        self._bound = self._ctx.index.runtime_ids()
         began = self._ctx.clock.monotonic()
         try:
-            await self.socket.serve(self._ctx.index.runtime_ids())
+            await self.socket.serve(self._bound)
         except TransportError as error:
             self._warn(str(error))
         else:
@@ -79,6 +81,10 @@ class Listener:
         self._ctx.poll_wake.set()
 
     def _connected(self) -> None:
+        if self._bound != self._ctx.index.runtime_ids():
+            # They changed while it was dialled: the server knows this connection by the old ones.
+            self._runtimes_changed()
+            return
         self._warned = float("-inf")
         self._claimer.on_connect()
         self.beat_wake.set()

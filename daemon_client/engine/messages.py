@@ -21,6 +21,18 @@ log = logging.getLogger(__name__)
 # What is kept while the server cannot be reached; beyond it the oldest go first.
 MAX_WAITING: Final = 5000
 BATCH: Final = 500
+BATCH_BYTES: Final = 1 << 20
+
+
+def first_batch(messages: list[Json]) -> list[Json]:
+    """As many messages from the front as one request should carry; at least one."""
+    size = count = 0
+    for message in messages[:BATCH]:
+        size += len(message.get("content") or message.get("output") or "") + 200
+        if count and size > BATCH_BYTES:
+            break
+        count += 1
+    return messages[:count]
 
 
 class MessageStream:
@@ -79,7 +91,7 @@ class MessageStream:
         """Send what has gathered. A batch that may not have arrived is sent again next time; errors never propagate."""
         self._end_text()
         while self._waiting and not self.over:
-            batch = self._waiting[:BATCH]
+            batch = first_batch(self._waiting)
             try:
                 await self._api.messages(self._task, batch)
             except Exception as error:

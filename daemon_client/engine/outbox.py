@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from daemon_client import protocol
 from daemon_client.clock import Clock
 from daemon_client.config import write_private
+from daemon_client.engine.messages import first_batch
 from daemon_client.engine.signals import Wake
 from daemon_client.errors import HttpError, is_transient
 from daemon_client.protocol import ClaimedTask, Json
@@ -123,7 +124,10 @@ class Outbox:
 
     async def _send(self, ending: Ending) -> None:
         task = ending.task
-        await self._side(ending, "transcript", self._api.messages, ending.messages)
+        left = ending.messages
+        while batch := first_batch(left):
+            await self._side(ending, "transcript", self._api.messages, batch)
+            left = left[len(batch) :]
         await self._side(ending, "session", self._api.session, ending.session)
         await self._side(ending, "usage", self._api.usage, ending.usage)
         report = {"complete": self._api.complete, "fail": self._api.fail, "cancel_ack": self._api.cancel_ack}

@@ -18,7 +18,7 @@ from daemon_client.engine.context import Context
 from daemon_client.engine.messages import MessageStream
 from daemon_client.engine.reporter import Outcome, Reporter
 from daemon_client.engine.watchdog import Watchdog
-from daemon_client.errors import HttpError
+from daemon_client.errors import HttpError, is_transient
 from daemon_client.protocol import ClaimedTask, Json
 from daemon_client.transport.retry import ONCE, REQUESTED_RESULT, START, attempt
 
@@ -54,6 +54,12 @@ def identity_problem(task: ClaimedTask) -> str:
         # Anything else may be a person's token, and an agent would act with that person's rights.
         return "the claimed task carries no task token; refusing to spawn an agent"
     return ""
+
+
+def _start_failed(error: Exception) -> RunFailed:
+    # An outage at the start is no fault of the task: it gets the reason that the server retries.
+    reason = protocol.REASON_PROVIDER_NETWORK if is_transient(error) else protocol.REASON_UNKNOWN
+    return RunFailed(f"start task failed: {error}", reason)
 
 
 @contextlib.asynccontextmanager
@@ -195,13 +201,11 @@ class TaskRunner:
         schedule = START if run.task.claim_token else ONCE
         try:
             await attempt(lambda: self._ctx.api.start(run.task), schedule, self._ctx.clock)
-        except HttpError as error:
-            if error.claim_is_over:
+        except Exception as error:
+            if isinstance(error, HttpError) and error.claim_is_over:
                 run.control.request("superseded", str(error))
                 raise Stopped from error
-            raise RunFailed(f"start task failed: {error}", protocol.REASON_UNKNOWN) from error
-        except Exception as error:
-            raise RunFailed(f"start task failed: {error}", protocol.REASON_PROVIDER_NETWORK) from error
+            raise _start_failed(error) from error
         run.phase = "running"
 
     # -- the agent --

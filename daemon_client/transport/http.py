@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
@@ -29,6 +29,12 @@ def client_headers(token: str, *, client: str = protocol.PLATFORM_DAEMON, versio
     if token:
         headers[protocol.HEADER_AUTHORIZATION] = f"Bearer {token}"
     return headers | ({protocol.HEADER_CLIENT_VERSION: version} if version else {})
+
+
+def is_loopback(url: str) -> bool:
+    """True for a server on this machine: no proxy of the environment could reach it."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def fill(route: str, **ids: str) -> str:
@@ -123,7 +129,7 @@ class HttpClient:
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
                 connector=aiohttp.TCPConnector(limit=0),
-                trust_env=True,
+                trust_env=not is_loopback(self.base_url),
             )
             self._pool = _Pool(session)
         return self._pool

@@ -21,6 +21,7 @@ from daemon_client import protocol
 from daemon_client.clock import Clock
 from daemon_client.errors import TransportError
 from daemon_client.protocol import Json
+from daemon_client.transport.http import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class ControlSocket:
         on_disconnect: Callable[[], None],
     ) -> None:
         self._url, self._headers, self._clock = _socket_url(base_url), headers, clock
+        self._local = is_loopback(base_url)
         self._on_frame, self._on_connect, self._on_disconnect = on_frame, on_connect, on_disconnect
         self.generation = 0
         self.link: Link | None = None
@@ -181,6 +183,7 @@ class ControlSocket:
             open_timeout=None,
             close_timeout=1,
             ping_interval=None,
+            proxy=None if self._local else True,
             max_size=protocol.WS_READ_LIMIT,
             create_connection=_Connection,
         )

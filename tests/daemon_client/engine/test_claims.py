@@ -316,13 +316,16 @@ async def test_a_flood_of_hints_blocks_nothing(rig: Rig) -> None:
         await go.wait()
 
     rig.bench.on_prepare = slow  # type: ignore[assignment]
-    async with rig.daemon(max_concurrent_tasks=2):
+    async with rig.daemon(max_concurrent_tasks=2) as daemon:
         task = rig.server.add_task()
         await rig.server.hint()
         await until_async(lambda: rig.bench.events.count("prepare"))
         before = len(rig.server.claims())
         for _ in range(10_000):
             await rig.server.hint()
+        ack = {"runtime_id": task.runtime_id, "server_capabilities": ["rpc-v1", "after-the-flood"]}
+        await rig.server.push(protocol.FRAME_HEARTBEAT_ACK, ack)
+        await until_async(lambda: daemon.listener.socket.negotiated("after-the-flood"), 5)
         beats = len(rig.server.calls("daemon:heartbeat"))
         await until_async(lambda: len(rig.server.calls("daemon:heartbeat")) > beats)
         assert len(rig.server.claims()) - before < 2_000

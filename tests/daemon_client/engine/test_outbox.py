@@ -81,6 +81,7 @@ async def test_the_daemon_is_restarted_during_the_outage(rig: Rig) -> None:
         rig.server.unreachable = False
         await until_async(daemon.ready.is_set)
         await rig.ended(task, "completed")
+        await rig.seen("recover-orphans")
     order = [each.verb for each in rig.server.seen]
     assert order.index("complete") < order.index("recover-orphans")
     assert task.result["output"] == "the result"

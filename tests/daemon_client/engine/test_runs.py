@@ -315,7 +315,7 @@ async def test_the_same_task_again_while_it_is_still_held(rig: Rig) -> None:
     async with rig.daemon() as daemon:
         task = rig.server.add_task()
         await rig.server.hint()
-        await until_async(lambda: task.status == "running")
+        await until_async(lambda: rig.bench.launched)
         rig.server.redeliver(task)
 
         async def second(spec: RunSpec, emit: Emit, stop: asyncio.Event) -> RunResult:

@@ -183,3 +183,14 @@ async def test_a_permanent_error_is_not_tried_again() -> None:
 
 def test_ids_cannot_leave_their_segment() -> None:
     assert fill(protocol.ROUTE_TASK_START, task_id="../x?y") == "/api/daemon/tasks/..%2Fx%3Fy/start"
+
+
+async def test_a_server_on_this_machine_is_reached_past_any_proxy(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An office machine names a proxy for everything; it could never reach our loopback."""
+    for name in ("http_proxy", "HTTP_PROXY", "ws_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    http = HttpClient(server.url, TOKEN, SystemClock())
+    assert (await ServerApi(http).me())["name"] == "Ada"
+    await http.close()

@@ -228,27 +228,28 @@ async def test_a_timeout_before_the_write_is_surely_unsent() -> None:
 
 
 async def test_teardown_kills_the_socket_before_it_answers_the_callers() -> None:
-    """W-13: the writer is blocked with a claim behind it; when the caller learns that it was not sent, it cannot leave
-    any more."""
-    async with deaf_peer() as (url, received, listen), connected(url) as wire:
+    """W-13: a peer that has gone silent, the writer blocked, a claim behind it. When the caller learns that its claim
+    was not sent (and would go to HTTP), the claim cannot leave any more, however long the peer then listens."""
+    clock = ManualClock()
+    async with deaf_peer() as (url, received, listen), connected(url, clock) as wire:
+        await clock.advance(55)
         await stuff(wire)
         link = wire.socket.link
         assert link
-        closed_when_told: list[bool] = []
+        told: list[bool] = []
 
         async def claim() -> None:
-            try:
+            with pytest.raises(RpcUnavailable):
                 await wire.claim()
-            except RpcUnavailable:
-                closed_when_told.append(link.closed and link._socket.transport.is_closing())
-                listen.set()
+            told.append(link._socket.transport.is_closing())
 
         call = asyncio.create_task(claim())
         await until_async(lambda: not link._queue.empty())
-        wire.socket.disconnect()
+        await clock.advance(5.5)
         await call
+        assert told == [True]
+        listen.set()
         await until_async(lambda: not wire.socket.connected)
-        assert closed_when_told == [True]
     assert protocol.FRAME_RPC_REQUEST not in {each["type"] for each in received}
 
 
