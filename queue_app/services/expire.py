@@ -7,20 +7,21 @@ from datetime import datetime
 from queue_app import transitions
 from queue_app.services import sweeping
 from queue_app.services.rules import Due, Rule, look
+from queue_app.sql import edges
 
 QUEUED_ERROR = "no runtime took the task in time"
 DEFERRED_ERROR = "the machine did not come back in time for the retry"
 
 QUEUED = Rule(
     name="expire_queued",
-    where=transitions.EXPIRED_WHERE,
+    where=edges.EXPIRED_WHERE,
     text="'queued for too long'",
     since="q.created_at",
     threshold="%(queue_ttl)s",
 )
 DEFERRED = Rule(
     name="expire_deferred",
-    where=transitions.EXPIRED_DEFERRED_WHERE,
+    where=edges.EXPIRED_DEFERRED_WHERE,
     text="'retry waits for a machine that is gone'",
     since="q.fire_at",
     threshold="%(grace)s",

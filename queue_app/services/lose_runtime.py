@@ -7,12 +7,13 @@ from datetime import datetime
 from queue_app import transitions
 from queue_app.services import sweeping
 from queue_app.services.rules import Due, Rule, look
+from queue_app.sql import edges
 
 ERROR = "the machine has been silent for too long"
 
 RULE = Rule(
     name="lose_runtime",
-    where=transitions.LOST_WHERE,
+    where=edges.LOST_WHERE,
     text="'held by a machine that is gone'",
     since="coalesce(m.last_seen_at, m.created_at)",
     threshold="%(grace)s",

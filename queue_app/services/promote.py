@@ -13,10 +13,11 @@ from queue_app.domain.states import ACTIVE, Status
 from queue_app.models import AgentTask
 from queue_app.services import settle
 from queue_app.services.rules import BATCH, Due, Rule, look
+from queue_app.sql import edges
 
 RULE = Rule(
     name="promote",
-    where=transitions.PROMOTE_WHERE,
+    where=edges.PROMOTE_WHERE,
     text="'its time has come'",
     since="q.fire_at",
     threshold="0",

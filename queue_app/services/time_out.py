@@ -7,6 +7,7 @@ from datetime import datetime
 from queue_app import transitions
 from queue_app.services import sweeping
 from queue_app.services.rules import Due, Rule, look
+from queue_app.sql import edges
 from queue_app.sql.statements import NOW
 
 ERROR = "the task was taken but made no progress in time"
@@ -24,7 +25,7 @@ def _by_case(extended: str, dispatch: str, lost: str, running: str) -> str:
 
 RULE = Rule(
     name="time_out",
-    where=f"q.status IN ('dispatched', 'waiting_local_directory', 'running') AND {transitions.TIME_OUT_WHERE}",
+    where=f"q.status IN ('dispatched', 'waiting_local_directory', 'running') AND {edges.TIME_OUT_WHERE}",
     text=_by_case(
         "'prepare lease ran out'",
         "'dispatched and never started'",
