@@ -188,7 +188,9 @@ class AgentTask(Row):
                 condition=~Q(status=Status.FAILED) | Q(failure_reason__isnull=False), name="task_failed_has_reason"
             ),
             models.CheckConstraint(
-                condition=Q(originator_user_id__isnull=True) | Q(accountable_user_id=F("originator_user_id")),
+                # A comparison with null is null, and a CHECK lets that pass: the presence is asked for by itself.
+                condition=Q(originator_user_id__isnull=True)
+                | Q(accountable_user_id__isnull=False, accountable_user_id=F("originator_user_id")),
                 name="task_accountable_is_originator",
             ),
             models.CheckConstraint(
