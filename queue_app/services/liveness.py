@@ -31,7 +31,7 @@ class Known:
 
     workspace_id: UUID
     age: float
-    version: str | None
+    version: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def look(runtime_id: UUID) -> Known | None:
     if not answers or not answers[0]:
         return None
     workspace, _, written = str(answers[0]).partition("|")
-    return Known(UUID(workspace), max(0.0, time.time() - float(written)), answers[1])
+    return Known(UUID(workspace), max(0.0, time.time() - float(written)), str(answers[1] or 0))
 
 
 def keep(runtimes: Sequence[tuple[UUID, UUID]], *, age: float = 0.0) -> None:
