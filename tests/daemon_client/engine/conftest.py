@@ -162,12 +162,12 @@ class Rig:
         await asyncio.gather(life, return_exceptions=True)
 
     async def ended(self, task: FakeTask, status: str = "") -> FakeTask:
-        await until_async(lambda: task.ended, what="the task to end")
+        await until_async(lambda: task.ended, 20, what="the task to end")
         assert not status or task.status == status, (task.status, task.result)
         return task
 
     async def seen(self, verb: str, count: int = 1) -> None:
-        await until_async(lambda: len(self.server.calls(verb)) >= count, what=f"{count} calls of {verb}")
+        await until_async(lambda: len(self.server.calls(verb)) >= count, 20, what=f"{count} calls of {verb}")
 
 
 @pytest.fixture

@@ -308,6 +308,33 @@ async def test_a_cut_socket_claims_no_second_time(rig: Rig) -> None:
     assert sorted(rig.bench.launched) == sorted([first.id, second.id])
 
 
+async def test_a_claim_that_committed_but_timed_out_runs_once(rig: Rig) -> None:
+    """C-25: the answer is lost, the server delivers again later, under a new token: one launch, by that delivery."""
+    rig.server.accept_sockets = False
+    async with rig.daemon() as daemon:
+        await until_async(lambda: rig.server.claims() and not daemon.ctx.barrier.in_flight)
+        rig.server.fault("tasks/claim", drop_after=True)
+        task = rig.server.add_task()
+        await until_async(lambda: task.status == "dispatched")
+        rig.server.redeliver(task)
+        await rig.ended(task, "completed")
+    assert rig.bench.launched == [task.id]
+    assert task.started_with == [task.tokens[1]]
+
+
+async def test_a_socket_bound_to_old_runtimes_is_dialled_again(rig: Rig) -> None:
+    """The set of runtimes changes while the handshake is under way: the server must not know this daemon by old ids."""
+    hold = asyncio.Event()
+    rig.server.fault("daemon/ws", hold=hold)
+    async with rig.daemon() as daemon:
+        await rig.seen("ws")
+        rig.server.workspaces.append({"id": "w2", "name": "Second"})
+        await daemon.sync.sync()
+        hold.set()
+        await until_async(lambda: daemon.listener.socket.negotiated("rpc-v1"))
+    assert rig.server.calls("ws")[-1].query["runtime_ids"] == ",".join(sorted(rig.server.runtime_ids()))
+
+
 async def test_a_flood_of_hints_blocks_nothing(rig: Rig) -> None:
     """W-02: 10,000 pushes while a task prepares: heartbeats go on, the flood collapses into few claims."""
     go = asyncio.Event()
@@ -323,6 +350,7 @@ async def test_a_flood_of_hints_blocks_nothing(rig: Rig) -> None:
         before = len(rig.server.claims())
         for _ in range(10_000):
             await rig.server.hint()
+        rig.server.capabilities = ("rpc-v1", "after-the-flood")
         ack = {"runtime_id": task.runtime_id, "server_capabilities": ["rpc-v1", "after-the-flood"]}
         await rig.server.push(protocol.FRAME_HEARTBEAT_ACK, ack)
         await until_async(lambda: daemon.listener.socket.negotiated("after-the-flood"), 5)

@@ -10,6 +10,7 @@ import pytest
 from daemon_client.agents.base import Emit, RunResult, RunSpec
 from daemon_client.clock import ManualClock
 from daemon_client.engine.signals import ReconcileBroadcaster, Wake
+from daemon_client.engine.supervisor import Daemon
 from daemon_client.errors import AlreadyRunning, HttpError, NotAuthenticated
 from tests.daemon_client.engine.conftest import Rig, done, until_stopped
 from tests.support.fake_server import FakeTask
@@ -163,6 +164,21 @@ async def test_an_old_server_lists_workspaces_elsewhere(rig: Rig) -> None:
     rig.server.fault("/api/daemon/workspaces$", times=99, status=404)
     async with rig.daemon() as daemon:
         assert daemon.ctx.index.runtime_ids()
+
+
+async def test_the_token_is_renewed_every_three_days(rig: Rig) -> None:
+    """TK-01, the daemon's half; a failed renewal changes nothing and the next one comes."""
+    clock = ManualClock()
+    daemon = Daemon(rig.settings, clock=clock, workbench=lambda _: rig.bench)
+    rig.server.fault("renew", status=401)
+    for count in (1, 2):
+        renewal = asyncio.create_task(daemon._renewal_once())
+        await clock.advance(72 * 3600 - 1)
+        assert len(rig.server.calls("renew")) == count - 1
+        await clock.advance(2)
+        await renewal
+        assert len(rig.server.calls("renew")) == count
+    await daemon.ctx.api.http.close()
 
 
 # --- heartbeats ---

@@ -347,6 +347,16 @@ async def test_a_part_that_always_breaks_holds_it_up_only_for_a_while(box: Box) 
     assert len(box.server.calls("usage")) == PATIENCE + 1
 
 
+async def test_a_long_tail_goes_in_pieces(box: Box) -> None:
+    """Megabytes of transcript in one request would meet the server's limit and the five seconds of the call."""
+    messages = [{"seq": seq, "type": "text", "content": "x" * 400_000} for seq in range(1, 8)]
+    box.server.fault("messages|complete", times=99, status=200)
+    await box.outbox.put(ending(messages=messages))
+    await box.outbox.replay()
+    sent = [[message["seq"] for message in call.body["messages"]] for call in box.server.calls("messages")]
+    assert sent == [[1, 2], [3, 4], [5, 6], [7]]
+
+
 async def test_two_senders_send_once(box: Box) -> None:
     """The runner's attempt and the loop's meet: one request."""
     hold = asyncio.Event()
