@@ -17,8 +17,8 @@ class Migration(migrations.Migration):
                 condition=models.Q(
                     ("originator_user_id__isnull", True),
                     models.Q(
-                        ("accountable_user_id__isnull", False),
                         ("accountable_user_id", models.F("originator_user_id")),
+                        ("accountable_user_id__isnull", False),
                     ),
                     _connector="OR",
                 ),

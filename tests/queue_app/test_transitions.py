@@ -202,7 +202,8 @@ def test_each_verb_moves_exactly_the_statuses_of_the_table(status: Status, verb:
     elif accepts(verb, status) and (verb, status) not in UNREACHABLE:
         assert row.status == (EDGES[verb].target or status)
         last = TaskEvent.objects.filter(task_id=row.id).order_by("-seq").first()
-        assert last is not None and (last.verb, last.seq, last.from_status) == (verb, events + 1, status)
+        assert last is not None
+        assert (last.verb, last.seq, last.from_status) == (verb, events + 1, status)
     else:
         assert row_of(case.task) == before
         assert TaskEvent.objects.filter(task_id=row.id).count() == events
@@ -254,12 +255,16 @@ def test_start_clears_the_wait_and_the_lease() -> None:
 def test_a_cancelled_row_tells_when_it_was_cancelled_and_when_the_process_stopped() -> None:
     """X-14: two moments, two columns; the hold ends with the second."""
     task = _cancelled(Site())
-    assert task.completed_at and task.stop_pending_since and task.stopped_at is None
+    assert task.completed_at
+    assert task.stop_pending_since
+    assert task.stopped_at is None
     row = transitions.confirm_stop(
         task.id, claim_token=task.claim_token, actor=DAEMON, now=timezone.now() + timedelta(seconds=9)
     )
-    assert row is not None and row.stopped_at is not None
-    assert row.stopped_at > row.completed_at and row.stop_pending_since is None
+    assert row is not None
+    assert row.stopped_at is not None
+    assert row.stopped_at > row.completed_at
+    assert row.stop_pending_since is None
 
 
 BAD_ROWS: dict[str, tuple[Status, dict[str, Any]]] = {
