@@ -47,6 +47,11 @@ def listing(where: Scope, *, archived: bool = False) -> list[Agent]:
     return list(rows.order_by("name", "id"))
 
 
+def runtimes(where: Scope) -> list[AgentRuntime]:
+    """The runtimes of the scope by name: where agents of these workspaces can work."""
+    return list(AgentRuntime.objects.filter(workspace_id__in=where.workspace_ids).order_by("name", "id"))
+
+
 @transaction.atomic
 def create(where: Scope, values: Mapping[str, Any]) -> Agent:
     """Make an agent that its maker owns. Raises ConflictError for a taken name, InvalidError with the field."""

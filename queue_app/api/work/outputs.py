@@ -7,7 +7,17 @@ from typing import Any, ClassVar
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from queue_app.models import Agent, AgentTask, Comment, Issue, Member, RuntimeProfile, TaskMessage, Workspace
+from queue_app.models import (
+    Agent,
+    AgentRuntime,
+    AgentTask,
+    Comment,
+    Issue,
+    Member,
+    RuntimeProfile,
+    TaskMessage,
+    Workspace,
+)
 from queue_app.services.enqueue import Enqueued
 
 _STATUS_CATEGORIES = {
@@ -342,6 +352,33 @@ class AgentOut(serializers.ModelSerializer[Agent]):
 
     def get_runtime_status(self, agent: Agent) -> str | None:
         return agent.runtime.status if agent.runtime else None
+
+
+class RuntimeOut(serializers.ModelSerializer[AgentRuntime]):
+    """One runtime: a machine's daemon with one agent kind."""
+
+    name = serializers.CharField(source="__str__", read_only=True)
+    workspace_id = serializers.UUIDField(read_only=True)
+    profile_id = serializers.UUIDField(read_only=True, allow_null=True)
+    owner_id = serializers.UUIDField(read_only=True, allow_null=True)
+    status = serializers.CharField(read_only=True)
+
+    class Meta:
+        model = AgentRuntime
+        fields: ClassVar = [
+            "id",
+            "workspace_id",
+            "name",
+            "provider",
+            "profile_id",
+            "owner_id",
+            "status",
+            "last_seen_at",
+            "device_info",
+            "paused_at",
+            "paused_until",
+            "created_at",
+        ]
 
 
 class MemberOut(serializers.ModelSerializer[Member]):

@@ -25,6 +25,7 @@ routes = [
     path("tasks/<str:task_id>/cancel", tasks.CancelView.as_view()),
     path("agents", workspaces.AgentsView.as_view()),
     path("agents/<str:agent_id>", workspaces.AgentView.as_view()),
+    path("runtimes", workspaces.RuntimesView.as_view()),
     path("squads", workspaces.SquadsView.as_view()),
     path("workspaces/<str:workspace_id>", workspaces.WorkspaceView.as_view()),
     path("workspaces/<str:workspace_id>/members", workspaces.MembersView.as_view()),

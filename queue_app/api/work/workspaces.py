@@ -47,6 +47,17 @@ class AgentView(WorkView):
         return Response(outputs.AgentOut(agents.update(scope_of(request), ident(agent_id, "agent_id"), values)).data)
 
 
+class RuntimesView(WorkView):
+    """`/api/runtimes`"""
+
+    @extend_schema(
+        parameters=[OpenApiParameter("workspace_id", OpenApiTypes.UUID)], responses=outputs.RuntimeOut(many=True)
+    )
+    def get(self, request: Request) -> Response:
+        """The runtimes by name."""
+        return Response(outputs.RuntimeOut(agents.runtimes(scope_of(request)), many=True).data)
+
+
 class SquadsView(WorkView):
     """`/api/squads`"""
 
