@@ -45,6 +45,9 @@ def _alive(connection: psycopg.Connection[Any]) -> None:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):
+        # Closed here, because libpq has not read the end yet: the pool would take it for sound, keep it and offer it
+        # again until the caller's time is up, for ever after a restart of the database.
+        connection.close()
         raise psycopg.OperationalError("the server has closed this connection")
 
 
