@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import pytest
+
 from tests.e2e.desk import CLAUDE, Desk
 from tests.support.proxy import Unit
+from tests.support.stack import ApiError
 from tests.support.waits import Stopwatch, always, until
 
 
@@ -127,8 +130,18 @@ def test_old_delivery_can_neither_start_nor_fail_the_new_one(desk: Desk) -> None
 
     old_path.release()
     refused = "SELECT verb, code FROM late_write WHERE task_id = %s AND claim_token = %s"
-    verbs = until(lambda: desk.site.query(refused, task, first["claim_token"]), 15, "the old delivery is refused")
-    assert verbs[0]["verb"] == "start"
+    late = until(
+        lambda: [each for each in desk.site.query(refused, task, first["claim_token"]) if each["verb"] == "start"],
+        15,
+        "the old delivery's start arrives and is kept as refused",
+    )
+    assert late[0]["code"] == "start_claim_rejected"
+    for verb in ("fail", "complete"):  # what an old daemon that does not know the refusal would say now
+        body = {"claim_token": str(first["claim_token"]), "error": "gone wrong", "output": "old"}
+        with pytest.raises(ApiError) as answer:
+            desk.api.post(f"/api/daemon/tasks/{task}/{verb}", body)
+        assert answer.value.status == 409
+    assert not old_path.seen(f"/tasks/{task}/fail"), "our own daemon says nothing more"
     always(lambda: desk.status(task) == "running" and launch.alive, 1.0, "the new delivery goes on")
     assert str(new.root) in launch.hello["cwd"]
     launch.finish("by the new one")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -44,33 +41,30 @@ def test_two_replicas_wake_each_others_daemons_and_outlive_each_other(new_site: 
     assert len(desk.hub.launches) == 2
 
 
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[Site]:
-    """A site whose PostgreSQL and Valkey a test may stop."""
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    with Site(folder / "site", own_services=True) as running:
-        yield running
-        running.command("verifyhistory")
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.embedded
-def test_work_goes_on_without_redis_and_after_its_return(fragile: Site, new_desk: Sit) -> None:
-    """E-09, E-10, E-12, W-17: Valkey stops under a running task and starts again; hints come back with it."""
-    assert fragile.services is not None
-    assert fragile.services.valkey is not None
-    desk = new_desk(fragile)
+def test_work_goes_on_without_redis_and_a_result_outlives_the_database(new_site: Make, new_desk: Sit) -> None:
+    """E-09, E-10, E-12, RP-02; LOST-01 and LIVE-03 in small: Valkey stops under a running task and comes back, then
+    PostgreSQL is away at the moment when an agent ends. Nothing fails for it and nothing runs again."""
+    site = new_site(own_services=True)
+    desk = new_desk(site)
     desk.daemon()
-    agent = desk.agent()
+    agent = desk.agent(CLAUDE)
+    cache_stops_and_returns(site, desk, agent)
+    database_is_away_at_the_end(site, desk, agent)
+    site.command("verifyhistory")
+
+
+def cache_stops_and_returns(site: Site, desk: Desk, agent: str) -> None:
+    assert site.services is not None
+    assert site.services.valkey is not None
     task, launch = desk.running(agent)
-    fragile.services.valkey.stop()
+    site.services.valkey.stop()
     launch.finish("without a cache")
     desk.wait_status(task, "completed")
     during, second = desk.running(agent)
     second.finish("also without")
     desk.wait_status(during, "completed")
-
-    fragile.services.valkey.start()
+    site.services.valkey.start()
 
     def hinted() -> bool:
         """A task filed now is announced on the socket again."""
@@ -82,25 +76,16 @@ def test_work_goes_on_without_redis_and_after_its_return(fragile: Site, new_desk
     until(hinted, 30, "hints work again after the cache is back")
 
 
-@pytest.mark.embedded
-def test_true_result_is_stored_after_a_restart_of_the_database(fragile: Site, new_desk: Sit) -> None:
-    """LOST-01, RP-02, LIVE-03 in small: PostgreSQL is away when the agent ends; nothing fails for it or runs again."""
-    assert fragile.services is not None
-    assert fragile.services.postgres is not None
-    desk = new_desk(fragile)
-    desk.daemon()
-    agent = desk.agent(CLAUDE)
+def database_is_away_at_the_end(site: Site, desk: Desk, agent: str) -> None:
+    assert site.services is not None
+    assert site.services.postgres is not None
     task, launch = desk.running(agent)
-    fragile.services.postgres.stop()
+    site.services.postgres.stop()
+    asked = errors_seen(desk)
     launch.finish("R-9")
     assert launch.gone.wait(10)
-    refused = len([unit for unit in desk.proxy.units if unit.down and " 50" in unit.text[:16]])
-    until(
-        lambda: len([unit for unit in desk.proxy.units if unit.down and " 50" in unit.text[:16]]) > refused,
-        15,
-        "the daemon meets a server without its database",
-    )
-    fragile.services.postgres.start()
+    until(lambda: errors_seen(desk) > asked, 15, "the daemon meets a server without its database")
+    site.services.postgres.start()
     row = desk.wait_status(task, "completed", seconds=30)
     assert row["result"]["output"] == "R-9"
     assert desk.children(task) == []
@@ -108,3 +93,8 @@ def test_true_result_is_stored_after_a_restart_of_the_database(fragile: Site, ne
     following, second = desk.running(agent)
     second.finish("and on")
     desk.wait_status(following, "completed")
+
+
+def errors_seen(desk: Desk) -> int:
+    """Answers of 500 and more that the daemon got."""
+    return len([unit for unit in desk.proxy.units if unit.down and unit.text.startswith("HTTP/1.1 5")])

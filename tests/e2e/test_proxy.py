@@ -148,13 +148,13 @@ def test_cut_after_bytes_forwards_that_many_and_no_more(proxy: Proxy) -> None:
 
 def test_refused_websocket_is_a_failed_handshake(proxy: Proxy) -> None:
     proxy.refuse_websocket = True
-    with pytest.raises((InvalidHandshake, InvalidMessage, OSError)):
+    with pytest.raises((InvalidHandshake, InvalidMessage, ConnectionClosed, OSError)):
         connect(address(proxy), compression=None)
 
 
 def test_retarget_moves_to_another_backend(proxy: Proxy, upstream: int) -> None:
     proxy.retarget(1)
-    with pytest.raises((InvalidHandshake, InvalidMessage, OSError)):
+    with pytest.raises((InvalidHandshake, InvalidMessage, ConnectionClosed, OSError)):
         connect(address(proxy), compression=None)
     assert proxy.refused == 1
     proxy.retarget(upstream)

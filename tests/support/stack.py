@@ -226,9 +226,11 @@ class Site:
     settings: Mapping[str, str] = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
     services: Services | None = None
+    _observer: psycopg.Connection[Row] | None = None
 
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
+        self._stack.callback(self._look_for_survivors)
         try:
             self._start()
         except BaseException:
@@ -265,6 +267,10 @@ class Site:
         self.sweeper.start()
         for server in self.servers:
             server.wait_ready()
+
+    def _look_for_survivors(self) -> None:
+        left = marked("MULTICA_STATE_DIR", str(self.folder / "state"))
+        assert not left, f"processes outlive their site: {left}"
 
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
@@ -303,7 +309,18 @@ class Site:
 
     def query(self, text: str, *parameters: Any) -> list[Row]:
         """Look into the database, read only; for what no API shows."""
-        if getattr(self, "_observer", None) is None or self._observer.closed or self._observer.broken:
+        # A connection that a restart of the database ended is found out by using it: one more try is needed then.
+        for last in (False, True):
+            try:
+                return self._observe().execute(text, parameters).fetchall()
+            except psycopg.OperationalError as error:
+                self._close_observer()
+                if last:
+                    raise AssertionError(f"the database is away: {error}") from error
+        raise AssertionError
+
+    def _observe(self) -> psycopg.Connection[Row]:
+        if self._observer is None:
             self._observer = psycopg.connect(
                 self.addresses["DATABASE_URL"],
                 autocommit=True,
@@ -311,15 +328,12 @@ class Site:
                 application_name="e2e-observer",
                 options="-c default_transaction_read_only=on",
             )
-        try:
-            return self._observer.execute(text, parameters).fetchall()
-        except psycopg.OperationalError as error:
-            self._observer.close()
-            raise AssertionError(f"the database is away: {error}") from error
+        return self._observer
 
     def _close_observer(self) -> None:
-        if getattr(self, "_observer", None) is not None:
+        if self._observer is not None:
             self._observer.close()
+            self._observer = None
 
     def logs(self) -> str:
         """The end of every log, for a failed test."""
