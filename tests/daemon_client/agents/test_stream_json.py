@@ -244,3 +244,10 @@ def test_api_retries_are_shown() -> None:
     assert isinstance(shown, base.AgentError)
     assert "529 overloaded" in shown.content
     assert not state.has_result
+
+
+async def test_an_echoed_session_id_is_no_session(runner: Runner, script: Script) -> None:
+    """A CLI that fails before it began still names the session it was asked for; that one must not be stored."""
+    early = HEAD[: HEAD.index("prompt = ")] + 'refuse("odd refusal", session_id=resumed)\nsys.exit(1)\n'
+    done = await runner.run(runner.spec("claude", script(early), resume_session_id="s-0"))
+    assert (done.status, done.session_id) == (FAILED, "")
