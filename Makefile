@@ -29,8 +29,8 @@ check: lint ## format, lint, import contracts, types, budgets, migrations, lock 
 	$(PY) -m pytest -q -n 0 tests/architecture $(ARGS)
 
 lint: $(STAMP) ## format and lint only
-	$(PY) -m ruff format --check .
-	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet . || { $(PY) -m ruff format --check . | tail -20; exit 1; }
+	$(PY) -m ruff check --output-format concise .
 
 format: $(STAMP) ## put the code into shape
 	$(PY) -m ruff check --fix .
@@ -46,7 +46,7 @@ lock: $(STAMP) ## compile requirements.txt again after a change of pyproject.tom
 	.venv/bin/uv pip compile -q --universal --generate-hashes --all-extras --python-version 3.11 --no-header pyproject.toml -o requirements.txt
 
 docs: $(STAMP) ## draw docs/states.md from the edge table
-	$(PY) -m tests.architecture.states_doc
+	$(PY) -c "from queue_app.domain import diagram; open('docs/states.md', 'w').write(diagram.page())"
 
 clean: ## remove the environment and caches (not .state, which holds your data)
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

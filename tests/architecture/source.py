@@ -20,12 +20,12 @@ def product() -> list[Path]:
 
 
 def imports(source: Path | ast.AST) -> Iterator[str]:
-    """Absolute names that a module imports, also inside functions; `from a import b` gives `a` and `a.b`."""
+    """Names that a module imports from other packages, also inside functions; `from a import b` gives `a` and `a.b`."""
     tree = ast.parse(source.read_text(encoding="utf-8")) if isinstance(source, Path) else source
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

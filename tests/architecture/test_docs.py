@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 
 from multica import env
-from tests.architecture import states_doc
 from tests.architecture.source import ROOT, product
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_state_diagram_is_the_edge_table() -> None:
-    assert states_doc.PATH.read_text(encoding="utf-8") == states_doc.render(), "run `make docs`"
 
 
 def test_every_window_is_described_with_its_default() -> None:
