@@ -105,6 +105,7 @@ class FakeServer:
         self.rpc_mode = "answer"
         # Called the moment a task runs, like somebody who follows its events.
         self.on_start: Callable[[FakeTask], None] = lambda _: None
+        self.on_recover: Callable[[], None] = lambda: None
         self._runner: web.AppRunner | None = None
 
     # -- life --
@@ -272,6 +273,7 @@ class FakeServer:
         return web.json_response({"status": "ok"} | self.ack_extra)
 
     async def _recover(self, request: web.Request) -> web.Response:
+        self.on_recover()
         orphans = [t for t in self.tasks.values() if t.runtime_id == request.match_info["runtime"]]
         for task in orphans:
             if task.status in protocol.ACTIVE_STATUSES:

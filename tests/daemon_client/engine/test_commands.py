@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -98,6 +99,58 @@ async def test_login_start_work_status_stop(shell: Shell) -> None:
     assert shell.server.calls("deregister")
     assert await shell.json("daemon", "status", code=1) == {"status": "stopped"}
     assert (await shell.json("daemon", "stop"))["status"] == "stopped"
+
+
+STUBBORN = """#!/bin/sh
+case "$*" in *--version*) echo 1.2.3; exit 0;; esac
+trap '' TERM
+setsid sleep 1000 &
+echo started
+while :; do sleep 1; done
+"""
+
+
+def tree_of(task_id: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("MULTICA_TASK_ID") == task_id:
+                found.append(process)
+    return found
+
+
+async def test_a_cancel_leaves_no_process(shell: Shell) -> None:
+    """X-04, X-15: an agent that ignores SIGTERM and hides a child in a session of its own: all gone, then acknowledged,
+    with what was said before still stored."""
+    (shell.home / "agent").write_text(STUBBORN)
+    await shell.login()
+    await shell.run("daemon", "start")
+    task = shell.server.add_task()
+    await shell.server.hint()
+    await until_async(lambda: task.messages and len(tree_of(task.id)) >= 2, 30)
+    task.status = "cancelled"
+    await until_async(lambda: task.acks, 30)
+    assert not tree_of(task.id)
+    assert task.messages[1]["content"].strip() == "started"
+    await shell.run("daemon", "stop")
+
+
+async def test_survivors_of_a_killed_daemon_are_ended_before_recovery(shell: Shell) -> None:
+    """D10: the new daemon finds and kills the agent of the old one; only then are its orphans recovered."""
+    (shell.home / "agent").write_text(STUBBORN)
+    await shell.login()
+    first = await shell.json("daemon", "start")
+    task = shell.server.add_task()
+    await shell.server.hint()
+    await until_async(lambda: task.messages and len(tree_of(task.id)) >= 2, 30)
+    os.kill(first["pid"], signal.SIGKILL)
+    alive_at_recovery: list[int] = []
+    shell.server.on_recover = lambda: alive_at_recovery.append(len(tree_of(task.id)))
+    await shell.run("daemon", "start")
+    await until_async(lambda: task.ended, 30)
+    assert task.result["failure_reason"] == "runtime_recovery"
+    assert alive_at_recovery == [0]
+    await shell.run("daemon", "stop")
 
 
 async def test_a_killed_daemon_leaves_no_lock(shell: Shell) -> None:

@@ -63,8 +63,8 @@ async def test_the_directory_exists_before_the_start(rig: Rig) -> None:
             missing.append(task.id)
 
     rig.server.on_start = look
-    async with rig.daemon(max_concurrent_tasks=20):
-        tasks = [rig.server.add_task() for _ in range(100)]
+    async with rig.daemon(max_concurrent_tasks=32):
+        tasks = [rig.server.add_task() for _ in range(250)]
         await rig.server.hint()
         for task in tasks:
             await rig.ended(task, "completed")
