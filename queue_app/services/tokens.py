@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -73,8 +74,7 @@ def revoke(caller: Caller, token_id: UUID | None) -> None:
     """End one of the caller's own tokens, at once. NotFoundError for any other."""
     require_person(caller)
     with transaction.atomic():
-        rows = PersonalAccessToken.objects.select_for_update()
-        row = rows.filter(pk=token_id, user=caller.user).first() if token_id is not None else None
+        row = _own(caller).select_for_update().filter(pk=token_id).first() if token_id is not None else None
         if row is None:
             raise NotFoundError("token not found")
         if row.revoked_at is None:
@@ -86,8 +86,14 @@ def revoke(caller: Caller, token_id: UUID | None) -> None:
 def mine(caller: Caller) -> list[PersonalAccessToken]:
     """The caller's tokens that still count, newest first."""
     require_person(caller)
-    rows = PersonalAccessToken.objects.filter(user=caller.user, revoked_at__isnull=True)
+    rows = _own(caller).filter(revoked_at__isnull=True)
     return list(rows.exclude(expires_at__lte=Now()).order_by("-created_at"))
+
+
+def _own(caller: Caller) -> QuerySet[PersonalAccessToken]:
+    """The caller's tokens; a token of one workspace sees and ends none that reaches further."""
+    rows = PersonalAccessToken.objects.filter(user=caller.user)
+    return rows if caller.workspace_id is None else rows.filter(workspace_id=caller.workspace_id)
 
 
 def _record(row: PersonalAccessToken, actor: str, verb: str) -> None:
