@@ -15,7 +15,7 @@ from typing import Any
 from multica import env
 from multica.embedded import process, runfile
 
-STACK_LIMIT, DAEMON_LIMIT, STOP_LIMIT = 150.0, 60.0, 20.0
+STACK_LIMIT, ACCOUNT_LIMIT, DAEMON_LIMIT, STOP_LIMIT = 150.0, 60.0, 60.0, 20.0
 
 
 class DemoFailed(Exception):
@@ -32,6 +32,7 @@ class Processes:
             each.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.stack: process.Child | None = None
         self.daemon: process.Child | None = None
+        self.account_maker: subprocess.Popen[str] | None = None
         self.url = ""
 
     # -- the stack --
@@ -40,10 +41,24 @@ class Processes:
         """Start the whole stack and wait until it is ready; DemoFailed if it does not get so."""
         arguments = ["up", *(["--port", str(port)] if port else [])]
         self.stack = self._spawn("stack", manage(*arguments), self._stack_environment())
+        self._wait("the stack", self.stack, STACK_LIMIT, self._web_started)
+        # The tables are there once the web process is started: both get ready side by side.
+        self.account_maker = subprocess.Popen(
+            manage("demo", "--prepare"),
+            env=self._stack_environment(),
+            cwd=env.CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._wait("the stack", self.stack, STACK_LIMIT, self._stack_ready)
 
     def _stack_environment(self) -> dict[str, str]:
         return {**os.environ, "MULTICA_STATE_DIR": str(self.state), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+    def _web_started(self) -> bool:
+        content = runfile.read(self.state) or {}
+        return "web" in content.get("pids", {})
 
     def _stack_ready(self) -> bool:
         content = runfile.read(self.state)
@@ -52,20 +67,16 @@ class Processes:
         self.url = str(content["http_url"])
         return True
 
-    def prepare_account(self) -> dict[str, Any]:
+    def account(self) -> dict[str, Any]:
         """The login, token and workspace of this run, made by a process that talks to the stack's database."""
-        done = subprocess.run(
-            manage("demo", "--prepare"),
-            env=self._stack_environment(),
-            cwd=env.CHECKOUT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise DemoFailed(f"the demo's account could not be made:\n{done.stderr.strip()[-1500:]}")
-        account: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert self.account_maker is not None
+        try:
+            output, errors = self.account_maker.communicate(timeout=ACCOUNT_LIMIT)
+        except subprocess.TimeoutExpired:
+            raise DemoFailed(f"the demo's account was not made within {ACCOUNT_LIMIT:.0f} s") from None
+        if self.account_maker.returncode != 0:
+            raise DemoFailed(f"the demo's account could not be made:\n{errors.strip()[-1500:]}")
+        account: dict[str, Any] = json.loads(output.splitlines()[-1])
         return account
 
     # -- the daemon --
@@ -116,6 +127,9 @@ class Processes:
 
     def stop(self) -> None:
         """End the daemon, then the stack; returns when both are gone."""
+        if self.account_maker is not None and self.account_maker.poll() is None:
+            self.account_maker.kill()
+            self.account_maker.wait()
         for child in (self.daemon, self.stack):
             if child is not None:
                 process.stop(child, signal.SIGTERM, STOP_LIMIT)

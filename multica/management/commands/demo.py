@@ -68,6 +68,7 @@ class Demo:
             self.screen.line(self.processes.tails())
             raise CommandError(f"the demo failed: {error}") from None
         finally:
+            on_signals(lambda _number: os._exit(130))  # a second Ctrl-C: the kernel ends the children with us
             self.processes.stop()
 
     def play(self, provider: Provider, port: int) -> list[str]:
@@ -77,7 +78,7 @@ class Demo:
         before = repository.branches(folder)
         self.processes.start_stack(port)
         self.say(f"the stack is up: {self.processes.url}")
-        account = self.processes.prepare_account()
+        account = self.processes.account()
         api = Api(self.processes.url, account["token"])
         play = Play(api, self.screen, account["workspace_id"], self.processes.check)
         play.make_workspace(folder)
