@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from tests.e2e.desk import CLAUDE, Desk
+from tests.e2e.desk import CLAUDE, PLAIN, Desk
 from tests.support.waits import Stopwatch, until
 
 
@@ -152,3 +152,24 @@ def claim_sessions(desk: Desk) -> list[dict[str, object]]:
     look = """SELECT pid, query_start, query FROM pg_stat_activity
               WHERE application_name = 'multica-claim' AND datname = current_database() ORDER BY pid"""
     return desk.site.query(look)
+
+
+def test_profile_is_offered_while_the_daemon_runs_and_disturbs_no_run(desk: Desk) -> None:
+    """W-15, O-03, EX-06, C-27: a command added in the workspace is a runtime at once, with its arguments."""
+    desk.daemon()
+    task, launch = desk.running(desk.agent())
+    body = {
+        "display_name": "Another command",
+        "protocol_family": PLAIN,
+        "command_name": str(desk.folder / "scripted-agent"),
+        "fixed_args": ["--mode", "careful"],
+    }
+    made = desk.api.post(f"/api/workspaces/{desk.account.workspace_id}/runtime-profiles", body)
+    desk.profiles["another"] = made["id"]
+    other, second = desk.running(desk.agent("another"))
+    assert second.hello["argv"][-2:] == ["--mode", "careful"]
+    second.finish("by the new runtime")
+    desk.wait_status(other, "completed")
+    assert launch.alive
+    launch.finish("undisturbed")
+    desk.wait_status(task, "completed")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.e2e.desk import Desk
+from tests.support.stack import Api, ApiError
 from tests.support.waits import until
 
 
@@ -54,3 +57,28 @@ def test_never_more_agents_at_once_than_the_cap_allows(desk: Desk) -> None:
         desk.wait_status(working[0].task_id, "completed")
     assert [launch.task_id for launch in desk.hub.launches][:2] == tasks[:2], "the oldest first (C-12)"
     assert len(desk.hub.launches) == 5
+
+
+def test_run_that_hands_its_issue_over_ends_as_it_was_and_the_other_agent_takes_it(desk: Desk) -> None:
+    """C-10, Q-23, EX-02, CANCEL-07: a run reassigns its own issue with its own token; the token ends with the run."""
+    desk.daemon()
+    agent, other = desk.agent(), desk.agent()
+    issue = desk.issue(agent)
+    launch = desk.hub.wait(desk.task_of(issue["id"]))
+    desk.wait_status(launch.task_id, "running")
+    own = Api(desk.proxy.url, launch.env["MULTICA_TOKEN"])
+    own.put(f"/api/issues/{issue['id']}", {"assignee_type": "agent", "assignee_id": other})
+    rows = until(lambda: desk.tasks_of(issue["id"])[1:], what="a task for the other agent")
+    assert [str(row["agent_id"]) for row in rows] == [other]
+    second = desk.hub.wait(str(rows[0]["id"]))
+    own.post(f"/api/issues/{issue['id']}/comments", {"content": "handed over"})
+    launch.finish("my part is done")
+    desk.wait_status(launch.task_id, "completed")
+    notes = [comment for comment in desk.comments(issue["id"]) if comment["content"] == "handed over"]
+    assert [(note["author_type"], note["author_id"]) for note in notes] == [("agent", agent)]
+    with pytest.raises(ApiError) as refused:
+        own.get("/api/me")
+    assert refused.value.status == 401
+    second.finish("the rest")
+    desk.wait_status(second.task_id, "completed")
+    assert len(desk.hub.launches) == 2
