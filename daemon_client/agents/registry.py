@@ -142,17 +142,16 @@ def _detect_one(one: Descriptor, settings: DaemonSettings, environ: Mapping[str,
     return Detected(one.provider, path, version, reason, detail, one.label)
 
 
-def detect_profile(command: str, fixed_args: Sequence[str], environ: Mapping[str, str]) -> Detected:
-    """A command of a runtime profile. Only its absence counts; a version is shown when it tells one."""
+def detect_profile(command: str, environ: Mapping[str, str]) -> Detected:
+    """A command of a runtime profile: whether it is there.
+
+    It is never run to find out. Such a command may be anything, and one that ignores its arguments would do its whole
+    work outside of any task.
+    """
     path = find_executable(command, environ)
     if path is None:
-        return Detected(
-            "",
-            skipped_reason=NOT_FOUND,
-            detail=f"{command} was not found on this machine",
-        )
-    version, reason, detail = probe([path, *fixed_args], environ, None)
-    return Detected("", path, "" if reason else version, "", detail)
+        return Detected("", skipped_reason=NOT_FOUND, detail=f"{command} was not found on this machine")
+    return Detected("", path)
 
 
 def probe(

@@ -148,7 +148,7 @@ class Registrar:
             return
         arguments = profile.get("fixed_args")
         fixed = tuple(str(each) for each in arguments) if isinstance(arguments, list) else ()
-        found, problem = await self._resolve(profile_id, command, family, fixed)
+        found, problem = await self._resolve(profile_id, command, family)
         if found is None:
             offer.failed.append({"profile_id": profile_id, "command_name": command, "reason": problem})
             return
@@ -157,9 +157,7 @@ class Registrar:
         path = (str(found.path),)
         offer.add(entry, RuntimeInfo("", workspace_id, family, name, profile_id, path, fixed, found.version))
 
-    async def _resolve(
-        self, profile_id: str, command: str, family: str, fixed: tuple[str, ...]
-    ) -> tuple[Detected | None, str]:
+    async def _resolve(self, profile_id: str, command: str, family: str) -> tuple[Detected | None, str]:
         """A profile's command on this machine, or why it cannot be used here."""
         try:
             self._ctx.workbench.adapter_for(family)
@@ -167,7 +165,7 @@ class Registrar:
             return None, f"unknown protocol family {family}"
         settings = self._ctx.settings
         chosen = settings.profile_command_overrides.get(profile_id) or command
-        found = await self._ctx.workbench.detect_profile(chosen, fixed, settings)
+        found = await self._ctx.workbench.detect_profile(chosen, settings)
         return (found, "") if found.path else (None, f"{chosen} was not found on this machine")
 
 

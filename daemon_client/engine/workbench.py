@@ -25,7 +25,7 @@ class Workbench(Protocol):
     async def detect(self, settings: DaemonSettings) -> list[Detected]:
         """Every agent CLI that was looked for, usable or with the reason why not."""
 
-    async def detect_profile(self, command: str, fixed_args: tuple[str, ...], settings: DaemonSettings) -> Detected:
+    async def detect_profile(self, command: str, settings: DaemonSettings) -> Detected:
         """A runtime profile's command; its `path` is empty when it is not on this machine."""
 
     async def prepare(
@@ -68,13 +68,10 @@ class Machine:
 
         return await asyncio.to_thread(detect, settings)
 
-    async def detect_profile(self, command: str, fixed_args: tuple[str, ...], settings: DaemonSettings) -> Detected:
-        import asyncio
-
+    async def detect_profile(self, command: str, settings: DaemonSettings) -> Detected:
         from daemon_client.agents.registry import detect_profile
 
-        environ = settings.environ or os.environ
-        return await asyncio.to_thread(detect_profile, command, fixed_args, environ)
+        return detect_profile(command, settings.environ or os.environ)
 
     async def prepare(self, task: ClaimedTask, **options: Any) -> Prepared:
         from daemon_client.workspace.exec_env import prepare

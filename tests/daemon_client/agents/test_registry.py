@@ -86,14 +86,14 @@ def test_a_probe_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.skipped_reason == registry.UNAVAILABLE
 
 
-def test_a_profile_needs_no_version(tmp_path: Path) -> None:
-    """EX-06: a command of a profile counts when it is there; its version is optional."""
-    tool = program(tmp_path / "bin", "tool", '[ "$1 $2" = "serve --version" ] && echo "tool 3.4.5"')
+def test_a_profile_is_looked_for_and_never_run(tmp_path: Path) -> None:
+    """EX-06: a command of a profile counts when it is there. Run to see, it might do its whole work outside of a task."""
+    tool = program(tmp_path / "bin", "tool", f"touch {tmp_path}/ran")
     environ = settings(tmp_path).environ
-    assert detect_profile("tool", ["serve"], environ).version == "tool 3.4.5"
-    silent = detect_profile(str(tool), [], environ)
-    assert (silent.usable, silent.version) == (True, "")
-    assert detect_profile("no-such-tool", [], environ).skipped_reason == registry.NOT_FOUND
+    found = detect_profile("tool", environ)
+    assert (found.usable, found.path) == (True, str(tool))
+    assert detect_profile("no-such-tool", environ).skipped_reason == registry.NOT_FOUND
+    assert not (tmp_path / "ran").exists()
 
 
 def test_adapters() -> None:

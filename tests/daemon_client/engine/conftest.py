@@ -83,7 +83,7 @@ class Bench:
     async def detect(self, settings: DaemonSettings) -> list[Detected]:
         return [Detected(provider, f"/opt/{provider}", "9.9.9") for provider in self.providers]
 
-    async def detect_profile(self, command: str, fixed_args: tuple[str, ...], settings: DaemonSettings) -> Detected:
+    async def detect_profile(self, command: str, settings: DaemonSettings) -> Detected:
         return Detected("", f"/opt/{command}" if command != "missing" else "")
 
     async def prepare(self, task: ClaimedTask, **options: Any) -> Prepared:
