@@ -87,7 +87,7 @@ def test_a_probe_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_profile_is_looked_for_and_never_run(tmp_path: Path) -> None:
-    """EX-06: a command of a profile counts when it is there. Run to see, it might do its whole work outside of a task."""
+    """EX-06: a command of a profile counts when it is there. Run to see, it might do a whole task."""
     tool = program(tmp_path / "bin", "tool", f"touch {tmp_path}/ran")
     environ = settings(tmp_path).environ
     found = detect_profile("tool", environ)
