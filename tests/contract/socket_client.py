@@ -44,7 +44,9 @@ class Socket:
             self.pull(seconds)
             return None
 
-        return dict(until(matching, seconds, f"a {kind} with {payload}", 0)["payload"])
+        found = until(matching, seconds, f"a {kind} with {payload}", 0)
+        assert found is not None
+        return dict(found["payload"])
 
     def heartbeat(self, runtime_id: str, **more: Any) -> Frame:
         self.send("daemon:heartbeat", {"runtime_id": runtime_id, "supports_batch_import": True, **more})
@@ -111,9 +113,11 @@ class Daemon:
         (row,) = self.site.query("SELECT * FROM agent_task_queue WHERE id = %s", task_id)
         return row
 
-    def socket(self, *runtime_ids: str, replica: int = 0, query: str = "", **options: Any) -> Socket:
+    def socket(
+        self, *runtime_ids: str, replica: int = 0, path: str = "/api/daemon/ws", query: str = "", **options: Any
+    ) -> Socket:
         query = query or (f"?runtime_ids={quote(','.join(sorted(runtime_ids)), safe='')}" if runtime_ids else "")
-        url = self.site.servers[replica].url.replace("http", "ws") + f"/api/daemon/ws{query}"
+        url = self.site.servers[replica].url.replace("http", "ws") + path + query
         headers = options.pop("headers", {"Authorization": f"Bearer {self.account.token}"})
         options = {"compression": None, "open_timeout": 10, "max_size": 2**26, "ping_interval": None, **options}
         return Socket(self._stack.enter_context(connect(url, additional_headers=headers, origin=None, **options)))

@@ -33,7 +33,7 @@ def started(machine: Machine) -> tuple[AgentTask, dict[str, Any]]:
 
 
 def test_a_registration_with_nulls_blanks_and_unknown_fields_is_read(machine: Machine) -> None:
-    body = {
+    body: dict[str, Any] = {
         "workspace_id": str(machine.workspace.pk),
         "daemon_id": "d-1",
         "legacy_daemon_ids": None,

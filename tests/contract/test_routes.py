@@ -113,6 +113,7 @@ def test_without_a_credential_every_route_answers_401_in_the_words_of_the_protoc
 
 def test_a_task_token_opens_no_daemon_route(machine: Machine) -> None:
     task = machine.claimed()
+    assert task.claim_token is not None
     secret, token_hash = auth.mint(auth.TASK)
     TaskToken.objects.create(
         token_hash=token_hash,

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from django.db import connection
-from django.http import HttpResponse
 from django.test import Client
 
 from queue_app import transitions
@@ -41,9 +40,7 @@ class Machine:
 
     # -- calls --
 
-    def request(
-        self, method: str, path: str, body: Any = None, *, secret: str | None = "", **headers: str
-    ) -> HttpResponse:
+    def request(self, method: str, path: str, body: Any = None, *, secret: str | None = "", **headers: str) -> Any:
         """One request; `body` bytes go as they are. `secret` None sends no credential."""
         if secret is not None:
             headers["authorization"] = f"Bearer {secret or self.secret}"
@@ -52,10 +49,10 @@ class Machine:
             return self.client.get(path, headers=headers)
         return self.client.generic(method, path, data, content_type="application/json", headers=headers)
 
-    def post(self, path: str, body: Any = None, **options: Any) -> HttpResponse:
+    def post(self, path: str, body: Any = None, **options: Any) -> Any:
         return self.request("POST", f"/api/daemon/{path}", body, **options)
 
-    def get(self, path: str, **options: Any) -> HttpResponse:
+    def get(self, path: str, **options: Any) -> Any:
         return self.request("GET", f"/api/daemon/{path}", **options)
 
     # -- tasks --
