@@ -131,25 +131,35 @@ def compose(task: ClaimedTask, skills: Sequence[str] = ()) -> str:
     return "\n\n".join(section for section in sections if section)
 
 
+def _read(path: Path) -> str:
+    # Bytes, because reading as text would change the line ends of a file that is not ours.
+    return path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
 def inject(path: Path, brief: str) -> None:
     """Put the brief into a file: the old block is replaced in place, text of the user stays byte for byte."""
-    before = path.read_text("utf-8", errors="surrogateescape") if path.is_file() else ""
-    block = f"{BEGIN}\n{brief.replace(END, '')}\n{END}\n"
+    before = _read(path)
+    clean = brief.encode("utf-8", "replace").decode("utf-8").replace(END, "")
+    block = f"{BEGIN}\n{clean}\n{END}\n"
     if _BLOCK.search(before):
         after = _BLOCK.sub(lambda _: block, before, count=1)
     else:
         gap = "" if not before else "\n" if before.endswith("\n") else "\n\n"
         after = before + gap + block
-    path.write_text(after, "utf-8", errors="surrogateescape")
+    _write(path, after)
 
 
 def strip(path: Path) -> None:
     """Take the brief out again; a file that held nothing else is removed."""
-    if not path.is_file():
-        return
-    before = path.read_text("utf-8", errors="surrogateescape")
+    before = _read(path)
     after = re.sub(r"\n?" + _BLOCK.pattern, "", before, flags=re.DOTALL)
+    if after == before:
+        return
     if after.strip():
-        path.write_text(after, "utf-8", errors="surrogateescape")
-    elif after != before:
+        _write(path, after)
+    else:
         path.unlink()

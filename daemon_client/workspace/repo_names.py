@@ -57,9 +57,10 @@ def bare_dir_name(url: str) -> str:
     parts = [
         re.sub(r"[^A-Za-z0-9._-]", lambda char: f"%{ord(char[0]):02X}", part) for part in (host, *segments) if part
     ]
-    name = "+".join(parts) or "local"
-    if name.startswith("."):
-        name = "%2E" + name[1:]
+    # A path of this machine must not meet a host that is called like its first directory.
+    name = "+".join(parts) if host else "+".join(["file%3A", *parts])
+    if name.startswith((".", "-")):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
     if len(name) > MAX_NAME:
         name = f"{name[:MAX_NAME]}~{hashlib.sha256(url.encode()).hexdigest()[:16]}"
     return f"{name}.git"
