@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from daemon_client import protocol
 from daemon_client.agents import base
 from daemon_client.agents.base import CANCELLED, COMPLETED, FAILED
 from daemon_client.agents.registry import BELOW_MINIMUM, detect
-from daemon_client.config import DaemonSettings
+from daemon_client.config import DaemonSettings, RuntimeInfo
+from daemon_client.protocol import ClaimedTask
+from daemon_client.workspace import exec_env
+from daemon_client.workspace.exec_env import Prepared
 from tests.daemon_client.agents.conftest import Runner, api_env
+from tests.daemon_client.workspace.conftest import fingerprint, make_task
 from tests.support.model_api import (
     API_KEY,
     CACHE_READ_TOKENS,
@@ -220,6 +225,40 @@ async def test_the_command_line_and_managed_mcp(cli: Claude, tmp_path: Path) -> 
     assert (result.status, result.output) == (COMPLETED, "ok")
     assert cli.api.turns[0]["model"] == "claude-test-1"
     assert list(tmp_path.glob("multica-mcp-*")) == []
+
+
+async def test_a_prepared_task_runs_and_its_next_one_remembers(claude: Path, runner: Runner, tmp_path: Path) -> None:
+    """N-08, N-10, S-11: in the directory that the daemon prepares, the real CLI reads its brief, is resumed by the next
+    task of the issue, and leaves the home of the user byte for byte as it was.
+    """
+    home = tmp_path / "home"
+    (home / ".claude").mkdir()
+    (home / ".claude" / "settings.json").write_text('{"env": {}}')
+    (home / ".gitconfig").write_text("[user]\n\temail = person@example.org\n")
+    before = fingerprint(home)
+    settings = DaemonSettings("http://127.0.0.1:1", "", "d", workspaces_root=tmp_path / "root", environ=runner.env)
+    runtime = RuntimeInfo("runtime-1", "ws-1", "claude")
+
+    async def run(task: ClaimedTask) -> tuple[Prepared, base.RunResult]:
+        prepared = await exec_env.prepare(
+            task, settings=settings, runtime=runtime, daemon_port=1, server_url="http://127.0.0.1:1", slot=0
+        )
+        options = {"cwd": prepared.workdir, "env": prepared.env, "tmpdir": prepared.tmpdir}
+        spec = runner.spec("claude", [str(claude)], prepared.prompt, **options)
+        result = await runner.run(replace(spec, resume_session_id=prepared.resume_session_id))
+        await exec_env.finish(prepared, task, outcome=result.status)
+        return prepared, result
+
+    with ModelApi([Say("I remember BLUE"), Say("BLUE")]) as api:
+        custom = {"custom_env": api_env({}, api.url, API_KEY, home)}
+        first, one = await run(make_task(1, agent=custom))
+        prior = {"prior_work_dir": str(first.workdir), "prior_session_id": one.session_id}
+        second, two = await run(make_task(2, agent=custom, **prior))
+    assert (one.status, two.status, two.output) == (COMPLETED, COMPLETED, "BLUE")
+    assert (second.workdir, two.session_id, tokens(two)) == (first.workdir, one.session_id, per_turn(1))
+    assert "I remember BLUE" in str(api.turns[1]["messages"])
+    assert "multica repo checkout URL" in str(api.turns[0])
+    assert fingerprint(home) == before
 
 
 def test_it_is_detected_with_its_version(claude: Path) -> None:

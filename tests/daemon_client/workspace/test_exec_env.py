@@ -20,6 +20,7 @@ from daemon_client.workspace import env_root, exec_env
 from daemon_client.workspace.exec_env import Prepared, PrepareError
 from daemon_client.workspace.repo_cache import RepoCache
 from tests.daemon_client.workspace.conftest import Git, fingerprint, make_task
+from tests.support.wait import until_async
 
 
 async def prepare(task: ClaimedTask, settings: DaemonSettings, runtime: RuntimeInfo) -> Prepared:
@@ -310,13 +311,15 @@ async def test_a_cancelled_preparation_holds_no_lock(settings: DaemonSettings, p
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                (await prepare(make_task(1), settings, plain)).release()
-                break
-            except PrepareError:
-                await asyncio.sleep(0.01)
+
+    async def free() -> bool:
+        try:
+            (await prepare(make_task(1), settings, plain)).release()
+        except PrepareError:
+            return False
+        return True
+
+    await until_async(free)
 
 
 # --- the end -----------------------------------------------------------------------------------------------------
