@@ -23,7 +23,7 @@ demo: $(STAMP) ## watch agents do real work (ARGS=--exit ends by itself)
 	@exec $(PY) manage.py demo $(ARGS)
 
 test: $(STAMP) ## every test; needs no service and no set-up
-	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: lint ## format, lint, import contracts, types, budgets, migrations, lock file
 	$(PY) -m pytest -q -n 0 tests/architecture $(ARGS)

@@ -171,6 +171,8 @@ def exit_words(status: int | None) -> str:
 
 def on_signals(handler: Callable[[int], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # started with nohup: meant to outlive the terminal
         signal.signal(number, lambda received, _frame: handler(received))
 
 

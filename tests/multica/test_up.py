@@ -16,18 +16,23 @@ from multica.management.commands.up import listen
 from tests.support import wait
 from tests.support.stacks import Up, get, gone, manage, up
 
-pytestmark = [pytest.mark.embedded, pytest.mark.timeout(180)]
+# One worker runs all of them, so that they share one stack.
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(180), pytest.mark.xdist_group("up")]
 
 BARE = ("--without", "worker", "--without", "sweeper")
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with up(tmp_path_factory.mktemp("up") / "state") as running:
+    state = tmp_path_factory.mktemp("up") / "state"
+    with up(state) as running:
         running.ready()
         yield running
-    assert running.process.returncode == 0, running.output()
+        pids = running.pids()
+        assert running.stop(signal.SIGTERM) == 0, running.output()
     assert running.lines[-1] == "up       | stopped", running.output()
+    gone(pids, 1)
+    assert not (state / "run.json").exists()
 
 
 def test_ready_line_names_a_server_that_answers(stack: Up) -> None:
@@ -74,26 +79,11 @@ def test_killed_part_comes_back(stack: Up, name: str) -> None:
 
 
 def test_killed_up_leaves_no_process(tmp_path: Path) -> None:
-    with up(tmp_path / "state", *BARE) as running:
+    with up(tmp_path / "state") as running:
         running.ready()
         pids = running.pids()
         running.process.kill()
         gone(pids)
-        # The next one takes the place of the dead one, whose run.json is still there.
-        with up(tmp_path / "state", *BARE) as again:
-            again.ready()
-            assert again.run_json()["pid"] == again.process.pid
-
-
-def test_stop_ends_everything_and_says_so(tmp_path: Path) -> None:
-    """By SIGTERM; the stack of this module ends by Ctrl-C."""
-    with up(tmp_path / "state") as running:
-        running.ready()
-        pids = running.pids()
-        assert running.stop(signal.SIGTERM) == 0
-        gone(pids, 1)
-        assert running.lines[-1] == "up       | stopped"
-        assert not (tmp_path / "state" / "run.json").exists()
 
 
 def test_stop_while_it_starts(tmp_path: Path) -> None:

@@ -59,12 +59,13 @@ class Stack:
         self.supervisor = Supervisor(self.console, changed=self.publish)
         self.url = ""
         self.ready = False
-        self.listener: socket.socket | None = None
         self.services = Services(self.state, postgres=not env.text("DATABASE_URL"), valkey=not env.text("REDIS_URL"))
 
     def run(self) -> None:
         """Returns only by StopRequested or an error; either way everything that was started is gone."""
-        with self.services:
+        # Before anything is started: a port that is taken is known at once.
+        self.listener = listen(self.options["host"], self.options["port"])
+        with self.listener, self.services:
             try:
                 self.bring_up()
                 while True:
@@ -77,10 +78,8 @@ class Stack:
         self.supervisor.services = list(self.services.running())
         self.console.say("up", f"state in {self.state}; {self.where()}")
         self.migrate()
-        listener = listen(self.options["host"], self.options["port"])
-        host, port = listener.getsockname()[:2]
+        host, port = self.listener.getsockname()[:2]
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
-        self.listener = listener
         self.begin()
         self.wait_ready()
 
@@ -93,8 +92,6 @@ class Stack:
         self.console.say("up", "stopping")
         runfile.remove(self.state)
         self.supervisor.stop()
-        if self.listener is not None:
-            self.listener.close()
 
     def environment(self, role: str) -> dict[str, str]:
         return {
@@ -129,7 +126,6 @@ class Stack:
 
     def begin(self) -> None:
         # The socket stays open here: while the web process is being restarted, clients wait instead of being refused.
-        assert self.listener is not None
         descriptor = self.listener.fileno()
         self.add("web", [*django_argv(), "serve", "--fd", str(descriptor)], keep=(descriptor,))
         if "sweeper" not in self.options["without"]:
