@@ -277,7 +277,7 @@ async def test_an_outdated_start_is_refused_and_nothing_more_is_said(rig: Rig) -
             await first.wait()
 
     rig.bench.on_prepare = slow
-    async with rig.daemon(status_poll_interval=3600.0):
+    async with rig.daemon(status_poll_interval=3600.0, websocket=False):
         task = rig.server.add_task()
         await rig.server.hint()
         await until_async(lambda: entered)
@@ -359,7 +359,7 @@ async def test_an_ended_task_is_not_launched(rig: Rig) -> None:
         rig.server.tasks[task.id].status = "cancelled"
 
     rig.bench.on_prepare = end
-    async with rig.daemon(status_poll_interval=3600.0):
+    async with rig.daemon(status_poll_interval=3600.0, websocket=False):
         task = rig.server.add_task()
         await rig.server.hint()
         await until_async(lambda: rig.bench.finished)
