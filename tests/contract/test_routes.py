@@ -12,7 +12,7 @@ from queue_app import auth
 from queue_app.api.daemon.urls import urlpatterns
 from queue_app.models import AgentTask, LateWrite, RuntimeProfile, TaskToken
 from tests.support import factories
-from tests.support.machine import Machine, row_text
+from tests.support.machine import Machine, fresh, row_text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -241,6 +241,28 @@ def test_a_mismatched_runtime_gets_no_lease(machine: Machine) -> None:
     before = row_text(task.pk)
     answer = machine.post(f"runtimes/{other.pk}/tasks/{task.pk}/prepare-lease", {"claim_token": str(task.claim_token)})
     assert (answer.status_code, answer.json()["error"]) == (404, "not found")
+    assert row_text(task.pk) == before
+
+
+def test_no_field_of_any_body_sets_a_status(machine: Machine) -> None:
+    """Q-06: a status that is sent along is ignored; only the verb of a route moves a row, and no other route does."""
+    forced = {
+        "status": "completed",
+        "state": "completed",
+        "completed_at": "2026-01-01T00:00:00Z",
+        "task": {"status": "x"},
+    }
+    for route in ("progress", "messages", "session", "usage", "cancel-ack", "status"):
+        task = machine.in_state("running")
+        places = Places(machine, task)
+        call(machine, f"tasks/{{task}}/{route}", places, body={**TASK_ROUTES[f"tasks/{{task}}/{route}"][1], **forced})
+        assert fresh(task).status == "running", route
+        machine.post(f"tasks/{task.pk}/complete", {"output": "x"})
+    task = machine.claimed()
+    before = row_text(task.pk)
+    for method in ("PUT", "PATCH", "DELETE"):
+        for path in (f"/api/tasks/{task.pk}", f"/api/daemon/tasks/{task.pk}", f"/api/daemon/tasks/{task.pk}/status"):
+            assert machine.request(method, path, forced).status_code in (404, 405, 501), (method, path)
     assert row_text(task.pk) == before
 
 

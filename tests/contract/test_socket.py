@@ -134,6 +134,20 @@ def test_only_runtimes_of_the_connection_are_acknowledged(daemon: Daemon) -> Non
     assert socket.seen == []
 
 
+def test_sockets_have_database_sessions_of_their_own_name(daemon: Daemon) -> None:
+    """The HTTP door, the claim door and the sockets can be told apart in the database, and keep their connections."""
+    (runtime_id,) = daemon.register("plain")
+    socket = daemon.socket(runtime_id)
+    look = "SELECT pid FROM pg_stat_activity WHERE application_name = 'multica-ws' AND datname = current_database()"
+    for _ in range(30):
+        socket.heartbeat(runtime_id)
+    sessions = {row["pid"] for row in daemon.site.query(look)}
+    assert 0 < len(sessions) <= 16  # eight threads a replica
+    for _ in range(30):
+        socket.heartbeat(runtime_id)
+    assert {row["pid"] for row in daemon.site.query(look)} >= sessions
+
+
 def test_a_runtime_that_is_deleted_is_reported_gone(daemon: Daemon) -> None:
     (runtime_id,) = daemon.register("plain")
     socket = daemon.socket(runtime_id)
