@@ -210,6 +210,16 @@ async def test_forged_places_are_refused(settings: DaemonSettings, plain: Runtim
         assert prepared.root.name == f"{number:012x}"
 
 
+async def test_a_workspace_that_became_a_link_is_not_followed(
+    settings: DaemonSettings, plain: RuntimeInfo, tmp_path: Path
+) -> None:
+    """The directory is still there by name, but not in the place it was made in: nothing of it is used again."""
+    first = await run_through(make_task(1), settings, plain)
+    first.root.parent.rename(tmp_path / "moved")
+    first.root.parent.symlink_to(tmp_path / "moved")
+    assert (await run_through(again(first), settings, plain)).root != first.root
+
+
 @pytest.mark.parametrize("mark", [".managed_env.json", "workdir/.multica/daemon_task_context.json"])
 async def test_both_marks_are_needed(settings: DaemonSettings, plain: RuntimeInfo, mark: str) -> None:
     """An agent can write one of the two marks; only both together prove where a directory is from."""

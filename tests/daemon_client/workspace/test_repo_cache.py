@@ -273,6 +273,7 @@ async def test_locks_of_dead_git_processes_are_removed(
     lock.touch()
     made = await check_out(cache, remote, tmp_path / "w2", 2)
     assert made.branch_name == "agent/my-agent/000000000002"
+    assert git(made.path, "rev-parse", "HEAD") == git(remote, "rev-parse", "trunk")
 
 
 def start(command: list[str], cwd: Path) -> subprocess.Popen[bytes]:
