@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,20 +32,28 @@ def postgres_bin(identity: Identity, home: Path) -> Path:
             "There is no embedded PostgreSQL for this machine: set DATABASE_URL, or MULTICA_POSTGRES_BIN to a folder "
             "that holds initdb and postgres (15 or newer)."
         )
-    return reachable(package / "pginstall", identity, home) / "bin"
+    return reachable(package, identity, home) / "pginstall/bin"
 
 
-def reachable(tree: Path, identity: Identity, home: Path) -> Path:
-    """`tree`, or a copy of it under `home` when the account cannot read it (an environment inside root's home)."""
-    if identity.uid is None or run([str(tree / "bin/postgres"), "--version"], identity).returncode == 0:
-        return tree
-    copy = home / tree.name
-    if not copy.exists():
-        draft = home / f".{tree.name}.{os.getpid()}"
-        shutil.copytree(tree, draft, symlinks=True)
-        draft.chmod(0o755)
-        draft.rename(copy)
-    return copy
+def reachable(package: Path, identity: Identity, home: Path) -> Path:
+    """`package`, or a copy of it under `home` when the account cannot read it (an environment inside root's home).
+
+    The programs find the libraries that came with them by the wheel's layout, in `<package>.libs` beside the package,
+    so both are copied; the wheel's version is in the name, so an upgrade is not answered with the old programs.
+    """
+    if identity.uid is None or run([str(package / "pginstall/bin/initdb"), "--version"], identity).returncode == 0:
+        return package
+    copies = home / f"{package.name}-{version(package.name)}"
+    if not copies.exists():
+        draft = home / f".{copies.name}.{os.getpid()}"
+        shutil.copytree(package / "pginstall", draft / package.name / "pginstall", symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+        for folder in (draft, draft / package.name):
+            folder.chmod(0o755)
+        draft.rename(copies)
+    return copies / package.name
 
 
 def valkey_server(identity: Identity, home: Path) -> Path:

