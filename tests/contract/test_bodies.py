@@ -57,10 +57,13 @@ def test_an_empty_body_and_a_literal_null_are_an_empty_object(machine: Machine) 
     assert machine.post(f"tasks/{task.pk}/start", b"  \n").status_code == 200
 
 
-def test_texts_that_the_database_cannot_hold_are_stored_without_the_offence(machine: Machine) -> None:
+@pytest.mark.parametrize(("text", "clean"), [("a\x00b", "ab"), ("a\x00b\ud800c\x07", "ab\ufffdc\x07")])
+def test_texts_that_the_database_cannot_hold_are_stored_without_the_offence(
+    machine: Machine, text: str, clean: str
+) -> None:
     """NUL, lone surrogates, control characters and broken UTF-8, in every report, also inside a tool's input."""
     task, token = started(machine)
-    nasty = json.dumps("a\x00b\ud800c\x07")[1:-1]
+    nasty = json.dumps(text)[1:-1]
     pieces: dict[str, str] = {
         "progress": f'"summary":"{nasty}"',
         "messages": f'"messages":[{{"seq":1,"type":"text","content":"{nasty}",'
@@ -72,7 +75,6 @@ def test_texts_that_the_database_cannot_hold_are_stored_without_the_offence(mach
     for name, piece in pieces.items():
         body = f'{{"claim_token":"{token["claim_token"]}",{piece}}}'.encode()
         assert machine.post(f"tasks/{task.pk}/{name}", body).status_code == 200, name
-    clean = "ab�c\x07"
     message = TaskMessage.objects.get(task=task)
     assert (message.content, message.output, message.tool) == (clean, clean, clean)
     assert message.input == {f"k{clean}": [clean, None]}
