@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -155,8 +156,7 @@ def secret_key() -> str:
 def _create_secret(path: Path) -> str:
     # Linked into place whole: a second process starting at the same moment reads one complete key, never half of one.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"secret_key.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, draft = tempfile.mkstemp(prefix="secret_key.", dir=path.parent)
     with os.fdopen(descriptor, "w", encoding="ascii") as handle:
         handle.write(secrets.token_urlsafe(48))
     try:
@@ -164,5 +164,5 @@ def _create_secret(path: Path) -> str:
     except FileExistsError:
         pass
     finally:
-        draft.unlink()
+        os.unlink(draft)
     return path.read_text(encoding="ascii")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,14 +38,26 @@ def test_unusable_value_names_its_variable(monkeypatch: pytest.MonkeyPatch, name
         env.windows()
 
 
-def test_secret_key_is_made_once_by_many_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MULTICA_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.delenv("MULTICA_SECRET_KEY", raising=False)
+def test_secret_key_is_made_once_by_many_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "secret_key"
+    together = threading.Barrier(8)
+
+    def create(_: int) -> str:
+        together.wait(10)
+        return env._create_secret(path)
+
     with ThreadPoolExecutor(8) as pool:
-        keys = set(pool.map(lambda _: env.secret_key(), range(32)))
+        keys = set(pool.map(create, range(8)))
     assert len(keys) == 1
     assert len(keys.pop()) > 50
-    assert (tmp_path / "state" / "secret_key").stat().st_mode & 0o077 == 0
+    assert path.stat().st_mode & 0o077 == 0
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_secret_key_stays_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MULTICA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("MULTICA_SECRET_KEY", raising=False)
+    assert env.secret_key() == env.secret_key()
 
 
 def test_given_secret_key_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

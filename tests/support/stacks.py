@@ -77,10 +77,8 @@ def accounts() -> dict[str, Account | None]:
 class Holder:
     """Embedded services held by a process of their own."""
 
-    def __init__(self, state: Path, account: Account, *, shell: str = "", wait_seconds: float = 0.5) -> None:
+    def __init__(self, state: Path, account: Account, *, wait_seconds: float = 0.5) -> None:
         argv = [account.python, str(HOLDER), str(state), str(wait_seconds)]
-        if shell:
-            argv = ["/bin/sh", "-c", f'{shell}; exec "$@"', "sh", *argv]
         self.process = subprocess.Popen(
             argv,
             user=account.user,
