@@ -45,12 +45,16 @@ class Desk:
         """End the daemons and look for what they should have taken with them."""
         try:
             for daemon in self.daemons:
-                with contextlib.suppress(psutil.Error, OSError):
-                    daemon.thaw()
+                for frozen in daemon.agents():  # a test that failed half-way may have left them asleep
+                    with contextlib.suppress(psutil.Error):
+                        frozen.resume()
                 daemon.kill()
             for daemon in self.daemons:
                 self.wait_no_agents(daemon)
         finally:
+            for left in [each for daemon in self.daemons for each in daemon.agents()]:
+                with contextlib.suppress(psutil.Error):
+                    left.kill()
             self._stack.close()
 
     # -- making things --

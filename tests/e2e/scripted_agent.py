@@ -165,9 +165,6 @@ class Agent:
 
 
 def main() -> int:
-    if "--version" in sys.argv:
-        print("scripted 1.0.0")
-        return 0
     orders = socket.socket(socket.AF_UNIX)
     orders.connect(sys.argv[1])
     agent = Agent(Claude() if "stream-json" in sys.argv else Plain(), orders)
