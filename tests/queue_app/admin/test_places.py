@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db.models.signals import pre_save
 from django.test import Client
 from django.utils import timezone
 
@@ -112,8 +113,16 @@ def test_editing_a_workspace_never_turns_back_the_counter_of_issues(client: Clie
     page = f"/admin/queue_app/workspace/{agent.workspace_id}/change/"
     data = {**form_of(client, page), "name": "Renamed", "repos": '[{"url": "/srv/x"}]', "issue_counter": "0"}
     data |= {"members-TOTAL_FORMS": "0", "members-INITIAL_FORMS": "0"}
-    Workspace.objects.filter(id=agent.workspace_id).update(issue_counter=41)
-    assert client.post(page, data).status_code == 302
+
+    def issue_is_filed(sender: type[Workspace], **_: Any) -> None:
+        # Between the moment when the form read the row and the moment when it writes it.
+        sender.objects.filter(id=agent.workspace_id).update(issue_counter=41)
+
+    pre_save.connect(issue_is_filed, sender=Workspace)
+    try:
+        assert client.post(page, data).status_code == 302
+    finally:
+        pre_save.disconnect(issue_is_filed, sender=Workspace)
     workspace = Workspace.objects.get(id=agent.workspace_id)
     assert (workspace.name, workspace.issue_counter, workspace.repos) == ("Renamed", 41, [{"url": "/srv/x"}])
 

@@ -137,6 +137,7 @@ def test_the_page_counts_by_rule_filters_and_links(client: Client, agent: Agent)
     issue = factories.make_issue(agent.workspace)
     running = put_in_state(factories.enqueue(agent, issue), "running")
     second, free = factories.enqueue(agent, issue), factories.enqueue(agent)
+    assert f'href="{PAGE}"' in client.get("/admin/queue_app/agenttask/").content.decode()
     body = client.get(PAGE).content.decode()
     assert "key_free</a>" in body.replace(" (1)", "").replace("\n", "")
     assert f"/agenttask/{running.id}/change/" in body

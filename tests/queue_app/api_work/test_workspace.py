@@ -87,7 +87,7 @@ def test_repositories_are_replaced_and_deduplicated(world: World) -> None:
     assert changed.status_code == 200, changed.content
     assert changed.json()["repos"] == [{"url": "/srv/a", "description": "first"}, {"url": "git@example.test:b.git"}]
     assert world.api.get(path).json()["repos"] == changed.json()["repos"]
-    for url in ("--upload-pack=touch /tmp/x", "ext::sh -c id", "", 5, "a b"):
+    for url in ("--upload-pack=touch /tmp/x", "ext::/bin/id", "ext::sh -c id", "", 5, "a b"):
         answer = world.api.patch(path, {"repos": [{"url": url}]})
         assert (answer.status_code, answer.json()["field"].split(".")[0]) == (400, "repos"), url
     assert world.issue().number == 1, "the counter of issues survives a change of the workspace"
