@@ -8,6 +8,10 @@ from typing import Final
 from daemon_client import protocol
 
 
+# Causes stand near the start; a whole transcript as an error text must not cost seconds.
+MAX_TEXT: Final = 32 * 1024
+
+
 def _words(*alternatives: str) -> re.Pattern[str]:
     return re.compile("|".join(alternatives))
 
@@ -198,7 +202,7 @@ _RULES: Final = (
 
 def classify(text: str) -> str:
     """The reason code of an error text; `agent_error.unknown` for an empty or unfamiliar one."""
-    lowered = text.lower()
+    lowered = text[:MAX_TEXT].lower()
     return next(
         (reason for reason, pattern in _RULES if pattern.search(lowered)),
         protocol.REASON_UNKNOWN,

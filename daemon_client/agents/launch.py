@@ -17,6 +17,7 @@ from daemon_client.agents.redact import Redactor
 from daemon_client.process import LineTooLong, ManagedProcess, spawn, terminate_tree
 
 STDERR_SHOWN: Final = 2048
+ERROR_SHOWN: Final = 16 * 1024
 # After the last word of a run: how long its process may take to go, and then its pipes to close.
 EXIT_PATIENCE: Final = 10.0
 DRAIN_PATIENCE: Final = 5.0
@@ -178,7 +179,7 @@ def failure_text(main: str, ended: Ended, redactor: Redactor) -> tuple[str, str]
     reason = classify(said) if said else protocol.REASON_UNKNOWN
     if reason == protocol.REASON_UNKNOWN:
         reason = classify_exit(code, stderr) if code else classify("\n".join(parts))
-    return redactor.text("\n".join(parts)), reason
+    return redactor.text("\n".join(parts))[:ERROR_SHOWN], reason
 
 
 def is_root() -> bool:

@@ -27,29 +27,41 @@ MIN_CUSTOM: Final = 8
 _SECRET_NAME: Final = re.compile(r"(?i)(key|secret|token|passw|credential|auth)")
 _NOT_SECRET: Final = re.compile(r"(?i)^(/|\./|true$|false$)")
 
-_PATTERNS: Final = (
-    re.compile(
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-        re.DOTALL,
-    ),
-    re.compile(r"\b(?:mat|mul|mdt|mcn)_[A-Za-z0-9]{16,}"),
-    re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"),
-    re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr)_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}"),
-    re.compile(r"\bglpat-[A-Za-z0-9_-]{16,}"),
-    re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
-    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
-    re.compile(r"\bAIza[A-Za-z0-9_-]{30,}"),
-    re.compile(r"\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
+# Each with what must be in the lower-cased text for it to match at all: most messages hold none of it, and looking for
+# a word costs a hundredth of a pattern. Every repetition before the telling part is bounded: an agent may print a
+# megabyte without a space, and an open one would look through it again from each of its characters (30 s were seen).
+_WHOLE: Final = (
+    ("private key", r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"),
+    ("mat_", r"\bmat_[A-Za-z0-9]{16,}"),
+    ("mul_", r"\bmul_[A-Za-z0-9]{16,}"),
+    ("mdt_", r"\bmdt_[A-Za-z0-9]{16,}"),
+    ("mcn_", r"\bmcn_[A-Za-z0-9]{16,}"),
+    ("sk-", r"\bsk-[A-Za-z0-9_-]{16,}"),
+    ("gh", r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
+    ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
+    ("glpat-", r"\bglpat-[A-Za-z0-9_-]{16,}"),
+    ("xox", r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
+    ("akia", r"\bAKIA[A-Z0-9]{16}\b"),
+    ("asia", r"\bASIA[A-Z0-9]{16}\b"),
+    ("aiza", r"\bAIza[A-Za-z0-9_-]{30,}"),
+    ("k_live_", r"\b[sr]k_live_[A-Za-z0-9]{16,}"),
+    ("k_test_", r"\b[sr]k_test_[A-Za-z0-9]{16,}"),
+    ("eyj", r"\beyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,}"),
 )
+_SETTING: Final = r"[A-Z0-9_]{0,64}(?:API_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)[A-Z0-9_]{0,64}"
 # In these the first group stays: it tells what was there.
-_KEEP_FIRST: Final = (
-    re.compile(r"(?i)(\bauthorization:\s*(?:basic|bearer)\s+)[^\s\"']+"),
-    re.compile(r"(?i)(\bbearer\s+)[A-Za-z0-9._~+/-]{16,}=*"),
-    re.compile(r"([a-z][a-z0-9+.-]*://[^\s:/@\"']*:)[^\s@/\"']+(?=@)"),
-    re.compile(
-        r"((?:^|[\s,;\"'{])[A-Z0-9_]*(?:API_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)[A-Z0-9_]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;}]{6,}"
+_AFTER: Final = (
+    ("authorization", r"(?i)(\bauthorization:\s{0,8}(?:basic|bearer)\s{1,8})[^\s\"']+"),
+    ("bearer", r"(?i)(\bbearer\s{1,8})[A-Za-z0-9._~+/-]{16,}=*"),
+    ("://", r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}://[^\s:/@\"']{0,256}:)[^\s@/\"']{1,1024}(?=@)"),
+    *(
+        (word, rf"((?:^|(?<=[\s,;\"'{{])){_SETTING}[\"']?\s{{0,8}}[=:]\s{{0,8}}[\"']?)[^\s\"',;}}]{{6,}}")
+        for word in ("key", "secret", "token", "passw")
     ),
+)
+_PATTERNS: Final = (
+    *((hint, re.compile(pattern, re.DOTALL), MASK) for hint, pattern in _WHOLE),
+    *((hint, re.compile(pattern), rf"\g<1>{MASK}") for hint, pattern in _AFTER),
 )
 
 
@@ -78,10 +90,10 @@ class Redactor:
     def text(self, value: str) -> str:
         if self._known is not None:
             value = self._known.sub(MASK, value)
-        for pattern in _PATTERNS:
-            value = pattern.sub(MASK, value)
-        for pattern in _KEEP_FIRST:
-            value = pattern.sub(rf"\g<1>{MASK}", value)
+        lowered = value.lower()
+        for hint, pattern, shown in _PATTERNS:
+            if hint in lowered:
+                value = pattern.sub(shown, value)
         return value
 
     def value(self, value: Any, depth: int = 0) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from daemon_client.agents import base
@@ -91,3 +93,30 @@ def test_every_kind_of_event() -> None:
         assert "hidden-value" not in str(redactor.event(event))
     assert redactor.event(base.ToolResult("t", "hidden-value")) == base.ToolResult("t", MASK)
     assert redactor.event(base.SessionStarted("hidden-value")) == base.SessionStarted("hidden-value")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "x",
+        "X",
+        "a.",
+        "TOKEN",
+        "TOKEN ",
+        "a://",
+        "a:",
+        "://a:",
+        "eyJaaaaaaaa.",
+        "Bearer ",
+        "sk-",
+        "-----BEGIN PRIVATE KEY-----",
+        " ",
+        "authorization: basic ",
+    ],
+)
+def test_hostile_texts_take_no_longer_than_others(part: str) -> None:
+    """Agents print megabytes without a space; no text may stop the daemon's loop, whatever its shape."""
+    text = part * (200_000 // len(part))
+    before = time.process_time()
+    Redactor(["known-secret"]).text(text)
+    assert time.process_time() - before < 2.0
