@@ -7,7 +7,6 @@ from typing import Final
 
 from daemon_client import protocol
 
-
 # Causes stand near the start; a whole transcript as an error text must not cost seconds.
 MAX_TEXT: Final = 32 * 1024
 
