@@ -188,15 +188,21 @@ def test_deep_folder_gets_its_sockets_elsewhere(state: Path, me: Account) -> Non
     shutil.rmtree(folder)
 
 
-def test_socket_folder_of_a_stranger_is_refused(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_folder_that_is_a_link_is_refused(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may put a link of that name into /tmp before us; what it points to must not be touched."""
     deep = state / ("d" * 60) / ("e" * 60)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     place = socket_folder(deep, Identity())
     place.rmdir()
-    place.symlink_to("/etc")
-    with pytest.raises(EmbeddedError, match="link"):
-        socket_folder(deep, Identity())
-    place.unlink()
+    target = tmp_path / "target"
+    target.mkdir(mode=0o755)
+    place.symlink_to(target)
+    try:
+        with pytest.raises(EmbeddedError, match="link"):
+            socket_folder(deep, Identity())
+        assert target.stat().st_mode & 0o777 == 0o755
+    finally:
+        place.unlink()
 
 
 def test_root_without_any_way_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
