@@ -7,5 +7,5 @@ class QueueAppConfig(AppConfig):
     name = "queue_app"
 
     def ready(self) -> None:
-        """Register what ends mean; nothing else imports the effects."""
-        from queue_app import effects  # noqa: F401
+        """Register what ends mean and what settings must hold; nothing else imports either."""
+        from queue_app import checks, effects  # noqa: F401

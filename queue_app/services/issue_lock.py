@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 from django.db import connection
+
+
+def share_issues(issue_ids: Iterable[UUID | None]) -> None:
+    """Lock the issues of tasks that are about to end, in the order in which everybody locks: issues before tasks.
+
+    Whoever changes or deletes one of them waits for this transaction or this one for them, at most the lock timeout.
+    """
+    ids = sorted({issue_id for issue_id in issue_ids if issue_id is not None})
+    if ids:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM issue WHERE id = ANY(%s) ORDER BY id FOR KEY SHARE", [ids])
 
 
 def lock_issue(issue_id: UUID | None) -> None:

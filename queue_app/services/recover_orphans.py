@@ -7,12 +7,15 @@ from datetime import datetime
 from uuid import UUID
 
 from django.db import connection, transaction
+from django.db.models import QuerySet
 
 from queue_app import events, transitions
 from queue_app.auth import Caller
 from queue_app.conf import conf
+from queue_app.domain.states import ACTIVE
 from queue_app.models import AgentRuntime, AgentTask
 from queue_app.services import access, promote, settle
+from queue_app.services.issue_lock import share_issues
 from queue_app.sql.statements import NOW
 
 RESTARTED = "daemon restarted while task was in flight"
@@ -30,6 +33,7 @@ def recover_orphans(caller: Caller, runtime_id: UUID | None, *, now: datetime | 
     counts = {"orphaned": 0, "retried": 0}
     while True:
         with transaction.atomic():
+            share_issues(_active(runtime.id).values_list("issue_id", flat=True))
             rows = transitions.recover_orphan(runtime_id=runtime.id, error=RESTARTED, actor=actor, now=now)
             counts["orphaned"] += len(rows)
             counts["retried"] += len(settle.failures(rows, "recover_orphan", now=now))
@@ -38,6 +42,10 @@ def recover_orphans(caller: Caller, runtime_id: UUID | None, *, now: datetime | 
             break
     _lift_holds(runtime.id, None, "its daemon restarted", actor, now)
     return counts
+
+
+def _active(runtime_id: UUID) -> QuerySet[AgentTask]:
+    return AgentTask.objects.filter(runtime_id=runtime_id, status__in=sorted(ACTIVE))
 
 
 def recover_omitted(
@@ -70,6 +78,7 @@ def recover_omitted(
         cursor.execute(_FORGET, params)
         cursor.execute(_PROVEN, params)
         proven = cursor.fetchall()
+        share_issues(row[2] for row in proven)
         rows = (
             transitions.recover_orphan(
                 runtime_id=runtime.id,
@@ -104,7 +113,7 @@ DELETE FROM task_omission o USING agent_task_queue t
         OR o.incarnation <> %(incarnation)s OR t.status IN ('completed', 'failed', 'cancelled'))
 """
 _PROVEN = f"""
-SELECT t.id, t.claim_token FROM agent_task_queue t
+SELECT t.id, t.claim_token, t.issue_id FROM agent_task_queue t
   JOIN task_omission o ON o.task_id = t.id AND o.claim_token = t.claim_token
  WHERE {_ACTIVE} AND {_ANSWERED} AND o.incarnation = %(incarnation)s AND o.seq < %(seq)s
    AND o.at <= {NOW} - make_interval(secs => %(gap)s)

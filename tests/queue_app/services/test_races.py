@@ -17,6 +17,7 @@ from queue_app.services import cancel, complete, enqueue, fail, verify_history
 from queue_app.services.issue_lock import lock_issue
 from queue_app.services.recover_orphans import recover_orphans
 from queue_app.sweeps import runner
+from tests.support import lifecycle
 from tests.support.lifecycle import Site
 from tests.support.together import together
 
@@ -140,6 +141,17 @@ def test_comments_at_once_share_one_task(site: Site) -> None:
         assert sorted(outcome.outcome for outcome in outcomes) == ["coalesced"] * 4 + ["queued"]
         assert sorted(planned(site)) == sorted(str(c) for c in Comment.objects.values_list("id", flat=True))
         assert AgentTask.objects.count() == 1
+        AgentTask.objects.all().delete()
+        Comment.objects.all().delete()
+
+
+def test_comments_at_once_behind_a_start_share_one_task(site: Site) -> None:
+    """LOST-05: the slot is held by a row about to start and no index helps: one deferred task all the same."""
+    for _ in range(5):
+        lifecycle.dispatch(site.queued())
+        no_errors(together(*[speaks(site, word) for word in "abcde"]))
+        assert AgentTask.objects.filter(status="deferred").count() == 1
+        assert len(planned(site)) == len(set(planned(site))) == 5
         AgentTask.objects.all().delete()
         Comment.objects.all().delete()
 

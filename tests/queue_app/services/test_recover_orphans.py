@@ -146,10 +146,11 @@ def test_a_delivery_that_may_be_lost_is_not_an_orphan(site: Site) -> None:
 
 
 def test_a_new_delivery_begins_anew(site: Site, began: tuple[AgentTask, datetime]) -> None:
-    """D10: a note about an older delivery counts for nothing."""
+    """D10: a note about an older delivery counts for nothing and makes room for one about this delivery."""
     beat(site, 1, later(began, 20))
     TaskOmission.objects.update(claim_token=uuid4())
     assert beat(site, 2, later(began, 60)) == []
+    assert beat(site, 3, later(began, 80)) == [began[0].id]
 
 
 def test_a_beat_without_the_task_lifts_its_hold(site: Site, began: tuple[AgentTask, datetime]) -> None:
