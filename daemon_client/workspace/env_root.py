@@ -66,6 +66,7 @@ def claim_fresh(root: Path, task: ClaimedTask) -> RootLock:
         if not owner and rest:
             raise RootTaken(f"{root} holds files that no task owns")
         if owner and not (root / provenance.CHECKOUTS).is_file():
+            clear_tmp(root)
             for path in rest:
                 _remove(path)
         (root / OWNER).write_text(task.id, "utf-8")

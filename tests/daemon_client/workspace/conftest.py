@@ -54,8 +54,14 @@ def environ(home: Path) -> dict[str, str]:
 
 @pytest.fixture
 def settings(tmp_path: Path, environ: dict[str, str]) -> DaemonSettings:
-    root = tmp_path / "workspaces"
-    return DaemonSettings("http://127.0.0.1:1", "mul_secret", "d", workspaces_root=root, environ=environ)
+    return DaemonSettings(
+        "http://127.0.0.1:1",
+        "mul_secret",
+        "d",
+        workspaces_root=tmp_path / "workspaces",
+        agent_temp_base=str(tmp_path),
+        environ=environ,
+    )
 
 
 @pytest.fixture

@@ -145,8 +145,11 @@ async def test_a_long_root_gets_a_short_temporary_directory(
     assert len(str(prepared.tmpdir)) <= env_root.MAX_TMP_PATH
     assert prepared.tmpdir.stat().st_mode & 0o777 == 0o700
     (prepared.tmpdir / "left").write_text("x")
-    await exec_env.finish(prepared, task, outcome="completed")
-    assert not prepared.tmpdir.exists()
+    prepared.release()
+    second = await prepare(task, deep, runtime)
+    assert not prepared.tmpdir.exists(), "an earlier delivery's must not stay behind"
+    await exec_env.finish(second, task, outcome="completed")
+    assert not second.tmpdir.exists()
 
 
 # --- whose directory it is ---------------------------------------------------------------------------------------
