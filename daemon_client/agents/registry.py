@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -186,39 +189,36 @@ def probe(
 def _probe_once(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str, str, float]:
     started = time.monotonic()
     try:
-        done = subprocess.run(
-            [*argv, "--version"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_TIMEOUT,
-            check=False,
-            start_new_session=True,
-        )
+        code, output = _run_bounded([*argv, "--version"], environ)
     except subprocess.TimeoutExpired:
-        return (
-            "",
-            UNAVAILABLE,
-            f"{argv[0]} --version did not answer within 10 s",
-            time.monotonic() - started,
-        )
+        reason, detail = UNAVAILABLE, f"{argv[0]} --version did not answer within {PROBE_TIMEOUT:g} s"
+        return "", reason, detail, time.monotonic() - started
     except OSError as error:
-        reason = NOT_EXECUTABLE if error.errno == 8 else UNAVAILABLE
-        return (
-            "",
-            reason,
-            f"{argv[0]} cannot be executed: {error.strerror}",
-            time.monotonic() - started,
-        )
+        reason = NOT_EXECUTABLE if error.errno == errno.ENOEXEC else UNAVAILABLE
+        return "", reason, f"{argv[0]} cannot be executed: {error.strerror}", time.monotonic() - started
     took = time.monotonic() - started
-    if done.returncode:
-        return (
-            "",
-            UNAVAILABLE,
-            f"{argv[0]} --version ended with code {done.returncode}",
-            took,
-        )
-    return version_line(done.stdout.decode("utf-8", "replace")), "", "", took
+    if code:
+        return "", UNAVAILABLE, f"{argv[0]} --version ended with code {code}", took
+    return version_line(output.decode("utf-8", "replace")), "", "", took
+
+
+def _run_bounded(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bytes]:
+    """(exit code, stdout). Whatever the command started in its group is gone when this returns or raises."""
+    process = subprocess.Popen(
+        command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=PROBE_TIMEOUT)
+        return process.returncode, output
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def version_line(output: str) -> str:

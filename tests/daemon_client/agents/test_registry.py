@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from daemon_client.agents import registry
 from daemon_client.agents.registry import Descriptor, adapter_for, detect, detect_profile, parse_version
 from daemon_client.config import DaemonSettings
+from tests.support.wait import until
 
 
 def program(folder: Path, name: str, body: str) -> Path:
@@ -79,11 +81,22 @@ def test_probes_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_probe_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends after its limit, and what it had started with it."""
     monkeypatch.setattr(registry, "PROBE_TIMEOUT", 0.2)
     monkeypatch.setattr(registry, "SLOW_PROBE", 0.1)
-    program(tmp_path / "bin", "claude", "sleep 600")
+    program(tmp_path / "bin", "claude", f"echo $$ > {tmp_path}/pid; sleep 600; echo 2.1.0")
     (found,) = detect(settings(tmp_path))
     assert found.skipped_reason == registry.UNAVAILABLE
+    group = int((tmp_path / "pid").read_text())
+
+    def gone() -> bool:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(gone)
 
 
 def test_a_profile_is_looked_for_and_never_run(tmp_path: Path) -> None:
