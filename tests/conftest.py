@@ -13,7 +13,6 @@ from tests.support.services import RUN
 
 RUN.begin()
 os.environ["DJANGO_SETTINGS_MODULE"] = "multica.settings"
-# Fast hashing is no business of production settings; everything else is tested as it ships.
 django.setup()
 
 
