@@ -76,7 +76,7 @@ async def _read(process: ManagedProcess, run: Run, lines: list[str]) -> None:
     size = 0
     async for raw in process.lines():
         line = raw.decode("utf-8", "replace")
-        run.emit(base.Text(line))
+        run.emit(base.Text(line + "\n"))
         lines.append(line)
         size += len(line) + 1
         while size > MAX_OUTPUT and len(lines) > 1:

@@ -23,7 +23,7 @@ async def test_the_prompt_comes_by_stdin_and_by_file(runner: Runner) -> None:
     code = 'cat; echo; cat "$MULTICA_PROMPT_FILE"; echo; echo "$1"; basename "$MULTICA_PROMPT_FILE" > name'
     done = await runner.run(shell(runner, code, "do ünï\nthat", custom_args=["extra"]))
     assert (done.status, done.output) == (COMPLETED, "do ünï\nthat\ndo ünï\nthat\nextra")
-    assert runner.of(base.Text)[0] == base.Text("do ünï")
+    assert runner.of(base.Text)[0] == base.Text("do ünï\n")
     name = (runner.cwd / "name").read_text().strip()
     assert not list(runner.cwd.parent.rglob(name))
 
@@ -86,7 +86,7 @@ async def test_secrets_are_masked_in_texts_output_and_error(runner: Runner) -> N
     said = f"{runner.events} {done}"
     assert "value-that-is-secret" not in said
     assert "custom-value-1" not in said
-    assert base.Text("[redacted] and [redacted]") in runner.events
+    assert base.Text("[redacted] and [redacted]\n") in runner.events
 
 
 async def test_a_missing_command(runner: Runner) -> None:
