@@ -257,6 +257,8 @@ def test_many_at_once(site: Site) -> None:
     made = enqueue.enqueue_many([*values, values[0]], actor="user:bench", batch=10)
     assert len(made) == 25
     assert AgentTask.objects.filter(status="queued").count() == 25
+    more = [factories.task_values(site.agent, site.more_issue())]
+    assert len(enqueue.enqueue_many(more, actor="user:bench", tell=False)) == 1
 
 
 def test_evidence_of_the_caller_is_the_actor_of_the_event(site: Site) -> None:
