@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from queue_app.domain.states import TERMINAL
 from queue_app.models import AgentRuntime, AgentTask, Comment, LateWrite, TaskEvent
-from queue_app.services import cancel, complete, enqueue, fail, verify_history
+from queue_app.services import cancel, complete, enqueue, fail, promote, verify_history
 from queue_app.services.issue_lock import lock_issue
 from queue_app.services.recover_orphans import recover_orphans
 from queue_app.sweeps import runner
 from tests.support import lifecycle
 from tests.support.lifecycle import Site
 from tests.support.together import together
+from tests.support.wait import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -191,3 +193,39 @@ def test_a_sweep_and_a_change_of_the_issue_do_not_wait_for_each_other(site: Site
         no_errors([*results[1:], *(results[0] if isinstance(results[0], list) else [results[0]])])
         for task in tasks:
             assert len(ends_of(task)) <= 1
+
+
+def test_a_promotion_that_meets_an_open_enqueue_leaves_that_runtime_for_later(site: Site) -> None:
+    """Scheduler 14.48: the slot goes to the enqueue, nothing is an error, and another runtime's work is promoted."""
+    due = timezone.now() - timedelta(minutes=1)
+    blocked = site.queued(status="deferred", fire_at=due)
+    other = Site()
+    free = other.queued(status="deferred", fire_at=due)
+    written, ended = threading.Event(), threading.Event()
+
+    def enqueues() -> None:
+        with transaction.atomic():
+            site.queued()
+            written.set()
+            until(lambda: ended.is_set() or _waits_for_a_row(), what="the promotion's wait")
+
+    def promotes() -> int:
+        written.wait(10)
+        try:
+            return promote.run_all()
+        finally:
+            ended.set()
+
+    no_errors(together(enqueues, promotes))
+    statuses = dict(AgentTask.objects.values_list("id", "status"))
+    assert (statuses[blocked.id], statuses[free.id]) == ("deferred", "queued")
+
+
+def _waits_for_a_row() -> bool:
+    with connection.cursor() as cursor:
+        # Inside a transaction the view would show for ever what it showed first.
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return bool(cursor.fetchone()[0])
