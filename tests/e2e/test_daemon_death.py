@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.desk import CLAUDE, Desk
+from tests.e2e.desk import CLAUDE, PLAIN, Desk
 from tests.support.proxy import Unit
 from tests.support.stack import ApiError
 from tests.support.waits import Stopwatch, always, until
@@ -24,6 +24,7 @@ def test_killed_daemon_takes_its_agent_along_and_the_next_one_runs_the_child(des
     desk.wait_no_agents(daemon, 5)
     assert desk.status(task) == "running", "nobody has said yet what became of it"
 
+    asked = len(desk.proxy.seen("/recover-orphans"))
     watch = Stopwatch()
     daemon.start()
     row = desk.wait_status(task, "failed")
@@ -33,6 +34,8 @@ def test_killed_daemon_takes_its_agent_along_and_the_next_one_runs_the_child(des
     assert watch.seconds < 10
     assert second.hello["resumed"] == f"session-{task}"
     assert second.sh("cat step1.txt").strip() == "kept"
+    recovered = [unit.request.split("/")[4] for unit in desk.proxy.seen("/recover-orphans")[asked:]]
+    assert sorted(recovered) == sorted({desk.runtime(PLAIN), desk.runtime(CLAUDE)}), "each runtime once"
     second.finish("finished by the second")
     ended = desk.wait_status(second.task_id, "completed")
     assert (ended["attempt"], ended["deliveries"]) == (2, 1)
