@@ -6,36 +6,31 @@ Everything is started by the pytest process, dies with it however that ends, and
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 import psycopg
-from psycopg import sql
 from psycopg.rows import dict_row
 
 from multica.embedded import process
 from multica.embedded.services import Services
 from tests.support.services import FAST, with_database
+from tests.support.site_database import CHECKOUT, manage, prepare_database, private_database, run_command, token_of
 from tests.support.waits import until
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 SCALE = 0.05
-ACCOUNTS = 24
 READY_SECONDS = 60.0
-_TEMPLATE_LOCK = 4_107_221
 # Databases 0 to 8 of a shared Valkey belong to the workers' own tests.
 _FIRST_REDIS_DATABASE = 9
 
@@ -164,10 +159,6 @@ class Server(Child):
         return self
 
 
-def manage(*arguments: str) -> list[str]:
-    return [sys.executable, str(CHECKOUT / "manage.py"), *arguments]
-
-
 @dataclass(frozen=True)
 class Account:
     """One person with a workspace of their own and a personal token."""
@@ -175,40 +166,6 @@ class Account:
     user_id: str
     workspace_id: str
     token: str
-
-
-# One process for both, because starting one costs more than the work.
-_PREPARE = """
-import hashlib
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
-from queue_app import auth
-from queue_app.models import Member, PersonalAccessToken, User, Workspace
-for number in range({count}):
-    user = User.objects.create(username=f"person-{{number}}", email=f"person-{{number}}@example.test")
-    workspace = Workspace.objects.create(name=f"Workspace {{number}}", slug=f"workspace-{{number}}")
-    Member.objects.create(workspace=workspace, user=user, role="owner")
-    secret = "mul_" + hashlib.sha1(f"{secret}-{{number}}".encode()).hexdigest()
-    PersonalAccessToken.objects.create(
-        token_hash=auth.hash_of(secret), token_prefix=secret[:12], user=user, name="test"
-    )
-"""
-_SECRET = "end-to-end"
-
-
-def prepare_database(env: Mapping[str, str]) -> None:
-    """Migrate and make the accounts; their tokens are derived, so every process of the run can compute them."""
-    script = _PREPARE.format(count=ACCOUNTS, secret=_SECRET)
-    run_command(env, "shell", "--verbosity", "0", "--command", script)
-
-
-def run_command(env: Mapping[str, str], *arguments: str) -> str:
-    """Run a management command to its end; its output. AssertionError when it fails."""
-    done = subprocess.run(
-        manage(*arguments), env=dict(env), cwd=CHECKOUT, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, f"{arguments[:2]}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @dataclass
@@ -294,7 +251,7 @@ class Site:
         look = """SELECT u.id AS user_id, w.id AS workspace_id, right(u.username, -7) AS number
                   FROM "user" u JOIN member m ON m.user_id = u.id JOIN workspace w ON w.id = m.workspace_id"""
         return [
-            Account(str(row["user_id"]), str(row["workspace_id"]), _token(row["number"])) for row in self.query(look)
+            Account(str(row["user_id"]), str(row["workspace_id"]), token_of(row["number"])) for row in self.query(look)
         ]
 
     def command(self, *arguments: str) -> str:
@@ -341,86 +298,10 @@ class Site:
         return "\n".join(f"--- {path.name}\n{process.tail(path, 60)}" for path in paths if path.is_file())
 
 
-def _token(number: str) -> str:
-    return "mul_" + hashlib.sha1(f"{_SECRET}-{number}".encode()).hexdigest()
-
-
 def _shared_redis() -> str:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     index = int(worker.removeprefix("gw") or 0) if worker else 0
     return with_database(os.environ["MULTICA_TEST_REDIS_URL"], _FIRST_REDIS_DATABASE + index % 6)
-
-
-# --- databases -----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def private_database() -> Iterator[str]:
-    """The URL of a fresh, migrated database on the server of this test run; dropped at the end."""
-    base = os.environ["DATABASE_URL"]
-    run = os.environ["MULTICA_TEST_RUN"].lower()
-    template = f"e2e_template_{run}"
-    name = f"e2e_{run}_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(base, autocommit=True) as connection:
-        _ensure_template(connection, base, template)
-        connection.execute("SELECT pg_advisory_lock_shared(%s)", [_TEMPLATE_LOCK])
-        connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
-        try:
-            yield _with_name(base, name)
-        finally:
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-            connection.execute("SELECT pg_advisory_unlock_shared(%s)", [_TEMPLATE_LOCK])
-            row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_TEMPLATE_LOCK]).fetchone()
-            if row and row[0]:  # nobody else needs it
-                connection.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(template)))
-                connection.execute("SELECT pg_advisory_unlock(%s)", [_TEMPLATE_LOCK])
-
-
-class _Numbers:
-    """Numbers that differ in every use, from any thread."""
-
-    def __init__(self) -> None:
-        self._last, self._lock = 0, threading.Lock()
-
-    def __next__(self) -> int:
-        with self._lock:
-            self._last += 1
-            return self._last
-
-
-_numbers = _Numbers()
-
-
-def _ensure_template(connection: psycopg.Connection[Any], base: str, template: str) -> None:
-    """Migrate once per run, by whichever worker comes first; the others wait for it."""
-    connection.execute("SELECT pg_advisory_lock(%s)", [_TEMPLATE_LOCK + 1])
-    try:
-        known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [template]).fetchone()
-        if known:
-            return
-        draft = f"{template}_draft"
-        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(draft)))
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(draft)))
-        prepare_database({**os.environ, "DATABASE_URL": _with_name(base, draft), "MULTICA_ROLE": "command"})
-        connection.execute(
-            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(draft), sql.Identifier(template))
-        )
-    finally:
-        connection.execute("SELECT pg_advisory_unlock(%s)", [_TEMPLATE_LOCK + 1])
-
-
-def _with_name(url: str, name: str) -> str:
-    """The same server with another database, whatever form the address has."""
-    given = psycopg.conninfo.conninfo_to_dict(url)
-    user, host, port = given.get("user") or "", str(given.get("host") or ""), given.get("port")
-    password = f":{given['password']}" if given.get("password") else ""
-    if host.startswith("/"):
-        from urllib.parse import quote
-
-        return f"postgresql://{user}{password}@/{name}?host={quote(host, safe='')}" + (f"&port={port}" if port else "")
-    return f"postgresql://{user}{password}@{host}:{port or 5432}/{name}"
 
 
 # --- daemons -------------------------------------------------------------------------------------------------------
