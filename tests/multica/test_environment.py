@@ -15,6 +15,7 @@ from multica.embedded import runfile
 def test_every_window_can_be_overridden_and_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTICA_TIME_SCALE", "0.05")
     monkeypatch.setenv("MULTICA_PREPARE_LEASE", "60")
+    monkeypatch.delenv("MULTICA_REDIS_TIMEOUT")
     values = env.windows()
     assert values["CLAIM_RECOVERY_WINDOW"] == pytest.approx(4.5)
     assert values["PREPARE_LEASE"] == pytest.approx(3.0)
