@@ -70,9 +70,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._answers) + len(self._hints)
 
-    def answer(self, text: str, sent: Callable[[], None] | None = None) -> None:
-        """Queue a frame; `sent` is called when it has left or never will."""
-        self._answers.append((text, sent))
+    def answer(self, text: str, leaving: Callable[[], None] | None = None) -> None:
+        """Queue a frame; `leaving` is called when its turn has come."""
+        self._answers.append((text, leaving))
         self._news.set()
 
     def hint(self, key: Any, text: str) -> None:
@@ -153,12 +153,11 @@ class Connection:
             if item is None and self.outbox.closing is not None:
                 await self._send({"type": "websocket.close", "code": self.outbox.closing})
                 return
-            text, sent = item or (self.keep_alive, None)
-            try:
-                await asyncio.wait_for(self._send({"type": "websocket.send", "text": text}), SEND_LIMIT)
-            finally:
-                if sent is not None:
-                    sent()
+            text, leaving = item or (self.keep_alive, None)
+            # Before the frame leaves: whoever reads it may ask again before this coroutine has its turn.
+            if leaving is not None:
+                leaving()
+            await asyncio.wait_for(self._send({"type": "websocket.send", "text": text}), SEND_LIMIT)
 
     async def _listen(self) -> None:
         layer = get_channel_layer()

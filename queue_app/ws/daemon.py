@@ -189,7 +189,7 @@ class _DaemonConnection(Connection):
     def _landed(self) -> None:
         self._in_flight -= 1
 
-    def _answer_error(self, request_id: str, error: Exception, sent: Callable[[], None] | None = None) -> None:
+    def _answer_error(self, request_id: str, error: Exception, leaving: Callable[[], None] | None = None) -> None:
         if isinstance(error, QueueError):
             status, body = answer_to(error)
         elif isinstance(error, OperationalError | InterfaceError):
@@ -197,7 +197,7 @@ class _DaemonConnection(Connection):
         else:
             log.error("an RPC failed", exc_info=error)
             status, body = 500, {"error": "internal error", "code": "internal"}
-        self.outbox.answer(rpc_response(request_id, status, body), sent)
+        self.outbox.answer(rpc_response(request_id, status, body), leaving)
 
 
 def _limit(timeout_ms: int) -> float:

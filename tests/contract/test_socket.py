@@ -148,6 +148,17 @@ def test_sockets_have_database_sessions_of_their_own_name(daemon: Daemon) -> Non
     assert {row["pid"] for row in daemon.site.query(look)} >= sessions
 
 
+def test_whoever_has_an_answer_may_ask_again_at_once(daemon: Daemon) -> None:
+    """The place of a call is free when its answer arrives, not a moment later."""
+    (runtime_id,) = daemon.register("plain")
+    socket = daemon.socket(runtime_id)
+    for _ in range(300):
+        socket.heartbeat(runtime_id)
+    for _ in range(100):
+        asked = [socket.ask("tasks.claim", daemon.claim_body(runtime_id)) for _ in range(8)]
+        assert {socket.answer(request)["status"] for request in asked} == {200}
+
+
 def test_a_runtime_that_is_deleted_is_reported_gone(daemon: Daemon) -> None:
     (runtime_id,) = daemon.register("plain")
     socket = daemon.socket(runtime_id)

@@ -64,9 +64,8 @@ def test_idle_polls_with_warm_caches_run_no_statement_at_all(machine: Machine) -
     body = {"daemon_id": machine.runtime.daemon_id, "runtime_ids": [str(machine.runtime.pk)], "max_tasks": 5}
     for _ in range(2):
         assert machine.post("tasks/claim", body).json() == {"tasks": []}
-    look = (
-        "SELECT coalesce(max(query_start), '-infinity') FROM pg_stat_activity WHERE application_name = 'multica-claim'"
-    )
+    look = """SELECT max(query_start) FROM pg_stat_activity
+               WHERE application_name = 'multica-claim' AND datname = current_database()"""
     with connection.cursor() as cursor:
         cursor.execute(look)
         before = cursor.fetchone()
