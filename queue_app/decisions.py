@@ -207,7 +207,8 @@ class Ledger:
 _WRITE = """
 WITH incoming AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%s::jsonb) AS x(id uuid, runtime_id uuid, workspace_id uuid, task_id uuid,
-    outcome text, door text, detail jsonb, first_at timestamptz, last_at timestamptz, count bigint, merges boolean, kin jsonb)
+    outcome text, door text, detail jsonb, first_at timestamptz, last_at timestamptz, count bigint, merges boolean,
+    kin jsonb)
 ), latest AS MATERIALIZED (
   SELECT i.id AS incoming, d.id AS row
     FROM incoming i

@@ -47,6 +47,8 @@ WITH pair AS (
     JOIN agent a ON a.id = q.agent_id
     LEFT JOIN (SELECT x.agent_id, count(*) AS n FROM act x GROUP BY x.agent_id) k ON k.agent_id = a.id
    WHERE {agent}
+), skipped AS MATERIALIZED (
+  SELECT s.id FROM unnest(v_skip) s(id)
 ), win AS MATERIALIZED (
   SELECT w.*, f.n
     FROM free f
@@ -60,7 +62,7 @@ WITH pair AS (
   SELECT q.*, row_number() OVER (PARTITION BY q.agent_id, coalesce(q.serial_key, q.id::text)
                                  ORDER BY q.priority DESC, q.created_at, q.id) AS sibling
     FROM win q
-   WHERE q.id <> ALL(v_skip) AND {task}
+   WHERE NOT EXISTS (SELECT 1 FROM skipped s WHERE s.id = q.id) AND {task}
 ), head AS (
   SELECT u.*, row_number() OVER (PARTITION BY u.agent_id ORDER BY u.priority DESC, u.created_at, u.id) AS nth
     FROM unblocked u WHERE u.sibling = 1
@@ -84,6 +86,25 @@ SELECT coalesce(array_agg(c.id ORDER BY c.place) FILTER (WHERE m.id IS NOT NULL)
             AND (SELECT count(*) FROM turn t WHERE t.agent_id = f.agent_id) < f.n)
   INTO v_picked, v_locked_away, v_short
   FROM chosen c LEFT JOIN mine m ON m.id = c.id;
+"""
+
+_PROBE = """
+WITH win AS MATERIALIZED (
+  SELECT w.id
+    FROM unnest(v_pair_runtimes, v_pair_agents) p(runtime_id, agent_id)
+   CROSS JOIN LATERAL (
+     SELECT t.id FROM agent_task_queue t
+      WHERE t.status = 'queued' AND t.runtime_id = p.runtime_id AND t.agent_id = p.agent_id
+      ORDER BY t.priority DESC, t.created_at, t.id
+      LIMIT v_probe) w
+), free AS MATERIALIZED (
+  SELECT t.id FROM agent_task_queue t
+   WHERE t.id = ANY(ARRAY(SELECT w.id FROM win w)) AND t.status = 'queued'
+     FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT coalesce(array_agg(w.id), '{}') INTO v_locked_away
+  FROM win w WHERE NOT EXISTS (SELECT 1 FROM free f WHERE f.id = w.id);
+v_skip := '{}';
 """
 
 _OUTCOMES = """
@@ -154,6 +175,7 @@ def _pieces() -> dict[str, str]:
             agent=predicates.conjunction(predicates.AGENT_PREDICATES, **HOLES),
             task=predicates.conjunction(predicates.TASK_PREDICATES, **HOLES),
         ).strip(),
+        "probe": _PROBE.strip(),
         "outcomes": _OUTCOMES.format(
             held_free=held_free, redelivery=predicates.REDELIVERY_MOMENT.format(**HOLES)
         ).strip(),

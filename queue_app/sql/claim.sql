@@ -104,6 +104,7 @@ DECLARE
   v_short boolean;
   v_room int;
   v_window int := 1;
+  v_probe int := 16;
   v_round int := 0;
   v_id uuid;
   v_tasks jsonb := '[]';
@@ -152,9 +153,14 @@ BEGIN
   WHILE v_room > 0 AND cardinality(v_pair_agents) > 0 LOOP
     v_round := v_round + 1;
     @pick@
-    v_skip := v_skip || v_locked_away;
     EXIT WHEN NOT v_short AND cardinality(v_locked_away) = 0;
     IF v_short THEN v_window := v_window * 16; END IF;
+    IF cardinality(v_locked_away) > 0 AND v_round > 2 THEN
+      -- Somebody holds many rows, such as a bulk cancel: find them all instead of meeting them one by one.
+      v_probe := v_probe * 16;
+      @probe@
+    END IF;
+    v_skip := v_skip || v_locked_away;
   END LOOP;
 
   -- 6. Deliver.
