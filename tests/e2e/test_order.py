@@ -55,7 +55,8 @@ def test_never_more_agents_at_once_than_the_cap_allows(desk: Desk) -> None:
         assert sum(state in ("dispatched", "running") for state in states) <= 2, states
         working[0].finish("done")
         desk.wait_status(working[0].task_id, "completed")
-    assert [launch.task_id for launch in desk.hub.launches][:2] == tasks[:2], "the oldest first (C-12)"
+    # Two that are claimed together are launched in any order.
+    assert {launch.task_id for launch in desk.hub.launches[:2]} == set(tasks[:2]), "the oldest first (C-12)"
     assert len(desk.hub.launches) == 5
 
 
