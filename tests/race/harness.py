@@ -1,4 +1,4 @@
-"""Real connections that meet: claimers with a connection each, threads behind a barrier, and functions without a guard."""
+"""Real connections that meet: a connection for each claimer, a barrier, functions without a guard."""
 
 from __future__ import annotations
 

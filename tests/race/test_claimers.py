@@ -147,7 +147,7 @@ def test_a_claim_that_was_overtaken_sees_the_taken_key(runtime: AgentRuntime) ->
 
 
 def test_the_forced_case_meets_the_index_without_the_guard(runtime: AgentRuntime) -> None:
-    """C-06: without the lock only the unique index stands between two tasks of one key, and it costs the whole batch."""
+    """C-06: without the lock only the unique index stands between two tasks of one key, at the cost of the batch."""
     agent = make.make_agent(runtime)
     fill(agent, 1, serial_key="quick-create")
     fill(agent, 1)
