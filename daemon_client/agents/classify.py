@@ -16,8 +16,8 @@ def _words(*alternatives: str) -> re.Pattern[str]:
 
 
 def _status(*codes: str) -> str:
-    # A status stands alone: not part of a number, a version ("1.500"), or a place in a file ("main.js:500:12").
-    return rf"(?<![\d.])(?:{'|'.join(codes)})(?!\d|\.\d|:\d)"
+    # A status stands alone: not part of a number, an id ("e526d"), a version ("1.500"), or a place ("main.js:500:12").
+    return rf"(?<![\w.])(?:{'|'.join(codes)})(?!\w|\.\d|:\d)"
 
 
 # The order is part of the meaning: "400 … prompt is too long" is an overflow, "402 … limit" no rate limit.

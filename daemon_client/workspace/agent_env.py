@@ -8,6 +8,7 @@ import re
 import shlex
 import stat
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -123,8 +124,11 @@ def ensure_command(folder: Path) -> Path:
     script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -c {shlex.quote(code)} "$@"\n'
     path = folder / "multica"
     if not path.is_file() or path.read_text("utf-8") != script:
-        temporary = folder / f".multica.{os.getpid()}"
-        temporary.write_text(script, "utf-8")
+        # Tasks are prepared side by side, so each writes a draft of its own.
+        handle, draft = tempfile.mkstemp(prefix=".multica.", dir=folder)
+        temporary = Path(draft)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(script)
         temporary.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
         temporary.replace(path)
     return folder

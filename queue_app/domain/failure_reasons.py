@@ -232,8 +232,8 @@ _COARSE: Final = frozenset({"", "agent_error", UNKNOWN})
 
 
 def _status(*codes: str) -> str:
-    """A status code that stands alone: no part of a longer number, a version or a place in a file."""
-    return rf"(?<![\d.:]){'(?:' + '|'.join(codes) + ')'}(?![\d:]|\.\d)"
+    """A status code that stands alone: no part of a longer number, an id, a version or a place in a file."""
+    return rf"(?<![\w.:]){'(?:' + '|'.join(codes) + ')'}(?![\w:]|\.\d)"
 
 
 def _rule(code: str, *patterns: str) -> tuple[str, re.Pattern[str]]:

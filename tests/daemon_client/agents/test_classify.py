@@ -64,7 +64,17 @@ def test_texts(text: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["took 15003 ms", "v1.500.2 of the tool", "main.js:500:12", "id 74291", "port 54029", "0.429 s", "5001 files"],
+    [
+        "took 15003 ms",
+        "v1.500.2 of the tool",
+        "main.js:500:12",
+        "id 74291",
+        "port 54029",
+        "0.429 s",
+        "5001 files",
+        "task 016ee526d633",
+        "a429",
+    ],
 )
 def test_numbers_that_are_no_status(text: str) -> None:
     """A status code stands alone; digits of a time, a version, a port or a position are none."""

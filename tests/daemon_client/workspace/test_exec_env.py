@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -17,6 +19,7 @@ from daemon_client.agents.redact import Redactor
 from daemon_client.config import DaemonSettings, RuntimeInfo
 from daemon_client.protocol import ClaimedTask
 from daemon_client.workspace import env_root, exec_env
+from daemon_client.workspace.agent_env import ensure_command
 from daemon_client.workspace.exec_env import Prepared, PrepareError
 from daemon_client.workspace.repo_cache import RepoCache
 from tests.daemon_client.workspace.conftest import Git, fingerprint, make_task
@@ -367,3 +370,14 @@ async def test_the_end_names_the_branch_and_keeps_the_work(
     (path / ".git").unlink()
     assert await end() == ("", True)
     assert (path / "file.txt").read_text() == "mine\n"
+
+
+def test_tasks_that_are_prepared_at_once_share_one_command(tmp_path: Path) -> None:
+    """Many first tasks of a new daemon put the same command in place together; each finds it whole."""
+    with ThreadPoolExecutor(16) as pool:
+        for number in range(20):
+            folder = tmp_path / str(number) / "bin"
+            ready = Barrier(16)
+            made = [pool.submit(lambda f=folder, b=ready: (b.wait(10), ensure_command(f))) for _ in range(16)]
+            assert all(one.result(20)[1] == folder for one in made)
+            assert [path.name for path in folder.iterdir()] == ["multica"]

@@ -106,7 +106,16 @@ def test_a_text_without_a_reason_is_read_once(text: str, code: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["took 4290 ms", "v1.429.0 released", "main.js:500:12", "line 5031", "port 14011", "build 2.503", "0x5029f"],
+    [
+        "took 4290 ms",
+        "v1.429.0 released",
+        "main.js:500:12",
+        "line 5031",
+        "port 14011",
+        "build 2.503",
+        "0x5029f",
+        "016ee526d633",
+    ],
 )
 def test_numbers_that_are_no_status_are_not_read_as_one(text: str) -> None:
     """R-03: a status stands alone; digits inside a longer number, a version or a place in a file are none."""
