@@ -55,5 +55,6 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         self.stdout.write("sweeper: running")
+        self.stdout.flush()  # into a pipe it would be seen only at the end
         runner.Loop(sweeps, stop=stop).run()
         self.stdout.write("sweeper: stopped")
