@@ -37,7 +37,7 @@ format: $(STAMP) ## put the code into shape
 	$(PY) -m ruff format .
 
 bench: $(STAMP) ## print the benchmark table
-	$(PY) -m pytest -n 0 -q -s -p no:randomly -m bench $(ARGS)
+	$(PY) -m pytest -n 0 -q -p no:randomly -m bench -o log_cli=true -o log_cli_level=WARNING tests/benchmarks $(ARGS)
 
 soak: $(STAMP) ## end-to-end tests at full window length (hours)
 	MULTICA_TIME_SCALE=1 $(PY) -m pytest -n 0 -p no:randomly -m soak --timeout 0 $(ARGS)
