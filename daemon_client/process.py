@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -364,12 +365,15 @@ def _handles(pids: Iterable[int]) -> list[psutil.Process]:
 
 def _end_survivors(root: Path, grace: float) -> list[int]:
     ended: set[int] = set()
-    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, KILL_WAIT)):
-        pids = _find_survivors(root)
+    number, patience = signal.SIGTERM, grace
+    deadline = time.monotonic() + grace + 2 * KILL_WAIT
+    # Until a look finds nobody: what is being forked or executed while one looks is seen only by the next look.
+    while (pids := _find_survivors(root)) and time.monotonic() < deadline:
         ended |= pids
         for pid in pids:
             _signal(pid, number)
         psutil.wait_procs(_handles(pids), timeout=patience)
+        number, patience = signal.SIGKILL, KILL_WAIT
     Records(root).keep_living_owners()
     return sorted(ended)
 

@@ -69,7 +69,8 @@ def statements_of_the_door() -> list[tuple[int, datetime]]:
     """When each connection of the claim's door last began a statement, as the server itself says."""
     with psycopg.connect(**door.parameters("test"), autocommit=True) as own:
         rows = own.execute(
-            "SELECT pid, query_start FROM pg_stat_activity WHERE application_name = 'multica-claim' ORDER BY pid"
+            "SELECT pid, query_start FROM pg_stat_activity WHERE application_name = 'multica-claim' "
+            "AND datname = current_database() ORDER BY pid"
         ).fetchall()
     return [(pid, begun) for pid, begun in rows]
 
