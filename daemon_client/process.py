@@ -277,7 +277,9 @@ def _alive(identity: str) -> bool:
     pid, _, created = identity.partition(":")
     try:
         # The kernel's clock tick makes two readings of one start differ in the last digits.
-        return bool(abs(psutil.Process(int(pid)).create_time() - float(created)) < 0.05)
+        process = psutil.Process(int(pid))
+        same = bool(abs(process.create_time() - float(created)) < 0.05)
+        return same and process.status() != psutil.STATUS_ZOMBIE  # killed, and not yet reaped
     except (psutil.Error, ValueError):
         return False
 
