@@ -91,7 +91,7 @@ def time_scale() -> float:
 
 
 def windows() -> dict[str, Any]:
-    """Every window in seconds after overrides (`MULTICA_<NAME>`) and the time scale, and the two counts."""
+    """Every window in seconds after overrides (`MULTICA_<NAME>`) and the time scale, the counts and the switch."""
     scale = time_scale()
     values: dict[str, Any] = {"TIME_SCALE": scale}
     for name, default in WINDOWS.items():
@@ -100,6 +100,7 @@ def windows() -> dict[str, Any]:
         values[name] = number(f"MULTICA_{name}", default)
     for name, whole in COUNTS.items():
         values[name] = count(f"MULTICA_{name}", whole)
+    values["DAEMON_SOCKET"] = flag("MULTICA_DAEMON_SOCKET", True)
     return values
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import MutableMapping
-from typing import Any
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
 
 import structlog
 
@@ -21,6 +22,33 @@ SECRET_KEYS = re.compile(r"(?i)(token|password|passwd|secret|authorization|cooki
 PLAIN_KEYS = frozenset({"claim_token", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"})
 
 EventDict = MutableMapping[str, Any]
+
+OUTAGE_REMINDER: Final = 60.0
+"""Seconds between two lines about one outage that a library repeats at each of its retries."""
+
+
+class Outage(logging.Filter):
+    """Makes one line a minute, without its traceback, of what a library logs at every attempt to reach a server.
+
+    The channel layer does it each second while Redis is away, which is expected and costs latency only.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record goes out; it is shortened if so."""
+        message, now = str(record.msg), self._clock()
+        if now < self._next.get(message, now):
+            return False
+        self._next[message] = now + OUTAGE_REMINDER
+        if record.exc_info:
+            record.msg = f"{message} {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.exc_info = record.exc_text = None
+        return True
 
 
 def scrub(text: str) -> str:
@@ -98,6 +126,7 @@ def config(style: str, level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"main": formatter},
+        "filters": {"outage": {"()": Outage}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "main"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
@@ -105,6 +134,7 @@ def config(style: str, level: str) -> dict[str, Any]:
             "uvicorn.error": {"level": "INFO"},
             "uvicorn.access": {"level": "WARNING"},
             "celery": {"level": "INFO"},
+            "channels_redis.pubsub": {"level": "WARNING", "filters": ["outage"]},
             # A request line for every 4xx doubles what the door already answered; 5xx come with their traceback.
             "django.request": {"level": "ERROR"},
         },

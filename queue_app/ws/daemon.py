@@ -49,7 +49,7 @@ async def daemon_socket(scope: Scope, receive: Receive, send: Send) -> None:
     await receive()
     credential = header(scope, protocol.HEADER_AUTHORIZATION)
     try:
-        if not getattr(conf, "DAEMON_SOCKET", True):
+        if not conf.DAEMON_SOCKET:
             raise UnavailableError("the socket is switched off")
         caller, runtime_ids = await POOL.call(lambda: _admit(credential, scope["query_string"]))
     except Exception as error:

@@ -70,3 +70,29 @@ def test_a_record_for_collectors_is_one_object(capsys: pytest.CaptureFixture[str
 def test_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="MULTICA_LOG_LEVEL"):
         logs.level_from("loud")
+
+
+def test_an_outage_is_one_short_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    logger = logging.getLogger("outage.test")
+    outage = logs.Outage(lambda: now[0])
+    logger.addFilter(outage)
+    try:
+        for now[0] in (0.0, 1.0, 59.0, 60.0):
+            try:
+                raise ConnectionError("refused")
+            except ConnectionError:
+                logger.exception("Unexpected exception in receive task")
+    finally:
+        logger.removeFilter(outage)
+    said = [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records]
+    assert said == [("WARNING", "Unexpected exception in receive task ConnectionError: refused", None)] * 2
+
+
+def test_the_channel_layer_is_filtered() -> None:
+    before = structlog.get_config()
+    try:
+        config = logs.config("line", "INFO")
+    finally:
+        structlog.configure(**before)
+    assert config["loggers"]["channels_redis.pubsub"]["filters"] == ["outage"]
