@@ -43,6 +43,7 @@ WINDOWS: dict[str, float] = {
 # How long one call may take is a matter of the machine, not of the windows: the time scale leaves it alone.
 UNSCALED: dict[str, float] = {"REDIS_TIMEOUT": 0.25}
 COUNTS: dict[str, int] = {"MAX_DELIVERIES": 5, "CLAIM_BATCH_CAP": 32}
+SWITCHES: dict[str, bool] = {"DAEMON_SOCKET": True}
 
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 
@@ -91,7 +92,7 @@ def time_scale() -> float:
 
 
 def windows() -> dict[str, Any]:
-    """Every window in seconds after overrides (`MULTICA_<NAME>`) and the time scale, the counts and the switch."""
+    """Every window in seconds after overrides (`MULTICA_<NAME>`) and the time scale, the counts and the switches."""
     scale = time_scale()
     values: dict[str, Any] = {"TIME_SCALE": scale}
     for name, default in WINDOWS.items():
@@ -100,7 +101,8 @@ def windows() -> dict[str, Any]:
         values[name] = number(f"MULTICA_{name}", default)
     for name, whole in COUNTS.items():
         values[name] = count(f"MULTICA_{name}", whole)
-    values["DAEMON_SOCKET"] = flag("MULTICA_DAEMON_SOCKET", True)
+    for name, on in SWITCHES.items():
+        values[name] = flag(f"MULTICA_{name}", on)
     return values
 
 
