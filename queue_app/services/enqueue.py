@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -13,8 +13,10 @@ from django.db import transaction
 from django.db.models import Q
 
 from queue_app import events, transitions
+from queue_app.domain import contexts
 from queue_app.domain.queueing import priority_of, serial_key, summary
 from queue_app.domain.states import OPEN, PENDING_SLOT, WAITING, Kind, Status
+from queue_app.errors import InvalidError
 from queue_app.models import Agent, AgentRuntime, AgentTask, Comment, Issue
 from queue_app.services.clock import database_now
 from queue_app.services.issue_lock import lock_issue
@@ -58,6 +60,8 @@ class Wish:
     comment: Comment | None = None
     earlier_comments: tuple[UUID, ...] = ()
     handoff_note: str | None = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+    rule_version_id: UUID | None = None
 
     @property
     def says_something(self) -> bool:
@@ -168,9 +172,12 @@ def enqueue_many(
     """Make many tasks from given columns (see `transitions.enqueue`), in batches of their own transactions.
 
     Returns the rows made; a missing one met an occupied slot or an owner that is gone. Each batch wakes a runtime once;
-    `tell` False leaves out the event for each row, which costs as much as the row itself.
+    `tell` False leaves out the event for each row, which costs as much as the row itself. Raises InvalidError, with
+    nothing written, for a context of the wrong shape.
     """
     made: list[AgentTask] = []
+    for task in tasks:
+        check_context(str(task["kind"]), task.get("context", {}))
     for start in range(0, len(tasks), batch):
         with transaction.atomic():
             rows = transitions.enqueue(tasks[start : start + batch], actor=actor)
@@ -203,14 +210,30 @@ def values_of(wish: Wish, **extra: Any) -> dict[str, Any]:
         "coalesced_comment_ids": list(wish.earlier_comments),
         "trigger_summary": summary(comment.content if comment else wish.issue.title),
         "handoff_note": wish.handoff_note,
-        "originator_user_id": wish.attribution.originator,
-        "accountable_user_id": wish.attribution.accountable,
-        "originator_source": wish.attribution.source,
-        "delegated_from_task_id": wish.attribution.delegated_from,
+        "context": dict(wish.context),
+        "rule_version_id": wish.rule_version_id,
         "trigger_evidence_kind": wish.evidence_kind,
         "trigger_evidence_ref_id": wish.evidence_ref,
+        **people(wish.attribution),
     }
     return {**values, **extra}
+
+
+def people(attribution: Attribution) -> dict[str, Any]:
+    """The columns that say for whom a task runs; they are always written together."""
+    return {
+        "originator_user_id": attribution.originator,
+        "accountable_user_id": attribution.accountable,
+        "originator_source": attribution.source,
+        "delegated_from_task_id": attribution.delegated_from,
+    }
+
+
+def check_context(kind: str, context: Any) -> None:
+    """Raise InvalidError, naming the key, if a task of this kind may not have this context."""
+    wrong = contexts.problem(kind, context)
+    if wrong is not None:
+        raise InvalidError(wrong[1], field=wrong[0])
 
 
 def blocked_reason(agent: Agent, workspace_id: UUID, attribution: Attribution) -> str | None:
@@ -226,6 +249,7 @@ def blocked_reason(agent: Agent, workspace_id: UUID, attribution: Attribution) -
 
 def _settle(wish: Wish) -> Enqueued:
     # The rows of the pair are also moved by claims, retries, promotions and reruns, which do not take the issue's lock.
+    check_context(Kind.COMMENT if wish.comment else Kind.ISSUE, wish.context)
     agent = Agent.objects.filter(id=wish.agent.id).first()
     if agent is None:
         return Enqueued(BLOCKED, reason="target_unavailable")

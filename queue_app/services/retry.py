@@ -10,7 +10,7 @@ from uuid import UUID
 
 from queue_app import events, transitions
 from queue_app.conf import conf
-from queue_app.domain import retry_policy, sessions
+from queue_app.domain import contexts, retry_policy, sessions
 from queue_app.domain.queueing import CHAT_RETRY_PRIORITY
 from queue_app.domain.retry_policy import Decision, No, Retry
 from queue_app.domain.states import PENDING_SLOT, Kind, Status
@@ -55,7 +55,7 @@ def decide(task: AgentTask, reason: str, error: str, *, retry_rate_limits: bool)
             attempt=task.attempt,
             max_attempts=task.max_attempts,
             has_link=task.issue_id is not None or task.chat_session_id is not None,
-            autopilot=task.autopilot_run_id is not None,
+            autopilot=task.autopilot_run_id is not None or contexts.autopilot_run(task.context) is not None,
             poisoned=sessions.poisoned(reason, error),
             retry_rate_limits=retry_rate_limits,
             offline_wait=conf.RETRY_OFFLINE_DEFERRAL,
