@@ -39,6 +39,7 @@ WINDOWS: dict[str, float] = {
     "OMISSION_GAP": 15,
     "RETRY_OFFLINE_DEFERRAL": 1,
     "RETRY_NETWORK_WAIT": 5,
+    "COMMENT_ESCALATION": 300,
 }
 # How long one call may take is a matter of the machine, not of the windows: the time scale leaves it alone.
 UNSCALED: dict[str, float] = {"REDIS_TIMEOUT": 0.25}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from queue_app.domain.states import Kind
@@ -32,3 +33,9 @@ def summary(text: str, limit: int = 200) -> str:
     """One line of at most `limit` characters for lists."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def mentions(text: str, name: str) -> int | None:
+    """Where a text addresses `@name`, in any case and not as the beginning of a longer word; None: nowhere."""
+    found = re.search(rf"(?<![\w@])@{re.escape(name)}(?![\w-])", text, re.IGNORECASE)
+    return found.start() if found else None

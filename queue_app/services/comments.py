@@ -15,9 +15,10 @@ from django.utils import timezone
 from queue_app import events
 from queue_app.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
 from queue_app.models import Comment, Issue
-from queue_app.services import enqueue
+from queue_app.services import route_comment, withdraw_comment
 from queue_app.services.enqueue import Enqueued
 from queue_app.services.issues import find as find_issue
+from queue_app.services.route_comment import Routed
 from queue_app.services.scope import Scope, may_administrate
 
 PAGE = 1000
@@ -26,10 +27,15 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class Written:
-    """A new comment, and what became of the work that it asked for (None: it concerns no agent)."""
+    """A comment, and what became of the work that it asked for, by agent (none: it concerns no agent)."""
 
     comment: Comment
-    run: Enqueued | None
+    runs: list[Routed]
+
+    @property
+    def run(self) -> Enqueued | None:
+        """What became of the first agent that it names or is for."""
+        return self.runs[0].run if self.runs else None
 
 
 @dataclass(frozen=True)
@@ -198,9 +204,31 @@ def add(where: Scope, ref: str | UUID, *, content: str, parent_id: UUID | None =
     )
     comment.refresh_from_db()
     comment.issue = issue
-    run = enqueue.on_comment(comment, where.caller)
+    runs = route_comment.route(comment, where.caller)
     _tell("comment:created", comment)
-    return Written(comment, run)
+    return Written(comment, runs)
+
+
+@transaction.atomic
+def edit(where: Scope, comment_id: UUID, *, content: str) -> Written:
+    """Change the words of one's own comment, and let the new ones count instead of the old.
+
+    What acts on the old words is stopped, running tasks too, and the new ones are routed as if they were just said.
+    The same words again change nothing. Raises InvalidError, ForbiddenError, NotFoundError.
+    """
+    comment = find(where, comment_id, lock=True)
+    if (comment.author_type, comment.author_id) != (where.author_type, where.author_id):
+        raise ForbiddenError("only its author may change a comment")
+    if not content.strip():
+        raise InvalidError("content: must not be empty", field="content")
+    if content == comment.content:
+        return Written(comment, [])
+    comment.content = content
+    comment.save(update_fields=["content", "updated_at"])
+    withdraw_comment.withdraw(comment.issue, {comment.id}, caller=where.caller, because="its comment was changed")
+    runs = route_comment.route(comment, where.caller)
+    _tell("comment:updated", comment)
+    return Written(comment, runs)
 
 
 def _root_of(issue: Issue, parent_id: UUID | None) -> UUID | None:
@@ -241,6 +269,7 @@ def delete(where: Scope, comment_id: UUID) -> None:
     """Delete a comment: its author, or an admin of the workspace.
 
     A root that others have answered is kept unless an admin deletes it, so nobody loses a reply to someone else's act.
+    What acts on the deleted words is stopped, and what else it was for is asked for again.
     """
     comment = find(where, comment_id, lock=True)
     admin = may_administrate(where, comment.workspace_id)
@@ -249,6 +278,8 @@ def delete(where: Scope, comment_id: UUID) -> None:
     if not admin and Comment.objects.filter(parent=comment).exists():
         raise ConflictError("the comment has replies; resolve the thread instead")
     _tell("comment:deleted", comment)
+    gone = {comment.id, *Comment.objects.filter(parent=comment).values_list("id", flat=True)}
+    withdraw_comment.withdraw(comment.issue, gone, caller=where.caller, because="its comment was deleted")
     comment.delete()
 
 

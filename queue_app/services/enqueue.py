@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,31 +105,6 @@ def assign(issue: Issue, agent: Agent, *, caller: Caller | str, handoff_note: st
         return _settle(wish)
 
 
-def on_comment(comment: Comment, caller: Caller | str) -> Enqueued | None:
-    """Let a comment start or feed the agent that its issue is assigned to; None if it concerns no agent.
-
-    A person's comment always does. An agent's does only when it names the assignee (`@name`), and never when it comes
-    from that agent itself. Issues in the backlog start nothing.
-    """
-    issue = comment.issue
-    agent = _assignee(issue)
-    if agent is None or issue.status == "backlog" or comment.type != "comment":
-        return None
-    author = caller.agent_id if not isinstance(caller, str) and caller.kind == "task" else None
-    if agent.id in (author, comment.author_id):
-        return Enqueued(BLOCKED, reason="self_trigger_suppressed")
-    if (author is not None or comment.author_type != "member") and not mentions(comment.content, agent.name):
-        return None
-    return enqueue_for_issue(
-        issue,
-        agent,
-        caller_or_actor=caller,
-        trigger_comment=comment,
-        evidence_kind="comment",
-        evidence_ref=comment.id,
-    )
-
-
 def enqueue_for_issue(
     issue: Issue,
     agent: Agent,
@@ -188,11 +162,6 @@ def enqueue_many(
                 transaction.on_commit(partial(events.wake, runtimes))
         made.extend(rows)
     return made
-
-
-def mentions(text: str, name: str) -> bool:
-    """Whether a text addresses `@name`, in any case and not as the beginning of a longer word."""
-    return re.search(rf"(?<![\w@])@{re.escape(name)}(?![\w-])", text, re.IGNORECASE) is not None
 
 
 def values_of(wish: Wish, **extra: Any) -> dict[str, Any]:
@@ -328,12 +297,6 @@ def _rows(wish: Wish, statuses: frozenset[Status]) -> Any:
     return AgentTask.objects.filter(
         Q(issue_id=wish.issue.id, agent_id=wish.agent.id), status__in=sorted(statuses)
     ).order_by("-created_at", "-id")
-
-
-def _assignee(issue: Issue) -> Agent | None:
-    if issue.assignee_type != "agent" or issue.assignee_id is None:
-        return None
-    return Agent.objects.filter(id=issue.assignee_id).first()
 
 
 def _actor(caller: Caller | str) -> str:

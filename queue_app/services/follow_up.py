@@ -8,7 +8,7 @@ from django.db.models import Q
 
 from queue_app.domain.states import OPEN
 from queue_app.models import Agent, AgentTask, Comment
-from queue_app.services import enqueue
+from queue_app.services import enqueue, route_comment
 from queue_app.services.enqueue import Attribution, Enqueued, Wish
 
 MOST_PLANS = 3
@@ -19,11 +19,11 @@ def after(task: AgentTask) -> Enqueued | None:
     """Start at most one follow-up of a completed task for comments that it did not get; None if there are none.
 
     Looked at are the comments planned for the task and people's comments since it was made, less those that its
-    deliveries carried and those that another task of the pair has. Only the issue's present assignee gets one. The
-    caller holds the issue's lock.
+    deliveries carried, those that another task of the pair has and those that are, as things are now, not for this
+    agent. The caller holds the issue's lock.
     """
     issue = task.issue
-    if issue is None or issue.assignee_type != "agent" or issue.assignee_id != task.agent_id:
+    if issue is None:
         return None
     missed = _missed(task, issue.id)
     agent = Agent.objects.filter(id=task.agent_id).first()
@@ -56,7 +56,8 @@ def _missed(task: AgentTask, issue_id: UUID) -> list[Comment]:
     got = set(task.delivered_comment_ids) or planned
     since = Q(created_at__gt=task.created_at, author_type="member", type="comment")
     comments = Comment.objects.filter(since | Q(id__in=planned), issue_id=issue_id).exclude(id__in=got)
-    found = list(comments.order_by("created_at", "id"))
+    ordered = comments.select_related("issue", "parent").order_by("created_at", "id")
+    found = [comment for comment in ordered if route_comment.concerns(comment, task.agent_id)]
     if not found:
         return []
     plans = _plans_elsewhere(task, issue_id)

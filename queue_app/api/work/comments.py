@@ -55,7 +55,7 @@ class CommentsView(WorkView):
         values = checked(inputs.NewComment, request.data)
         parent_id = values.get("parent_id")
         written = comments.add(scope_of(request), ref, content=values["content"], parent_id=parent_id)
-        return Response({**_one(written.comment), "run": outputs.run_of(written.run)}, status=201)
+        return Response(_written(written), status=201)
 
 
 def _instant(query: Query, name: str) -> datetime | None:
@@ -75,6 +75,14 @@ def _one(comment: Comment) -> dict[str, object]:
     return dict(outputs.CommentOut(comment, context={"facts": facts}).data)
 
 
+def _written(written: comments.Written) -> dict[str, object]:
+    runs = [
+        {**(outputs.run_of(one.run) or {}), "agent_id": str(one.target.agent.id), "why": one.target.why}
+        for one in written.runs
+    ]
+    return {**_one(written.comment), "run": outputs.run_of(written.run), "runs": runs}
+
+
 class CommentView(WorkView):
     """`/api/comments/{id}`"""
 
@@ -82,6 +90,13 @@ class CommentView(WorkView):
     def get(self, request: Request, comment_id: str) -> Response:
         """One comment."""
         return Response(_one(comments.find(scope_of(request), ident(comment_id, "comment_id"))))
+
+    @extend_schema(request=inputs.CommentChange, responses=outputs.CommentWritten)
+    def put(self, request: Request, comment_id: str) -> Response:
+        """Change the words of one's own comment; tasks that act on the old ones are stopped."""
+        values = checked(inputs.CommentChange, request.data)
+        where, ident_ = scope_of(request), ident(comment_id, "comment_id")
+        return Response(_written(comments.edit(where, ident_, content=values["content"])))
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT})
     def delete(self, request: Request, comment_id: str) -> Response:

@@ -48,6 +48,12 @@ class NewComment(serializers.Serializer[Any]):
     parent_id = Ident(required=False, allow_null=True)
 
 
+class CommentChange(serializers.Serializer[Any]):
+    """`PUT /api/comments/{id}`."""
+
+    content = Text(blank=False)
+
+
 class MetadataValue(serializers.Serializer[Any]):
     """`PUT /api/issues/{id}/metadata/{key}`: any JSON value up to 64 KiB."""
 

@@ -208,13 +208,21 @@ class CommentOut(serializers.ModelSerializer[Comment]):
         return data
 
 
+class AgentRunOut(RunOut):
+    """What became of a comment for one agent; `why` is mention, thread or assignee."""
+
+    agent_id = serializers.UUIDField()
+    why = serializers.CharField()
+
+
 class CommentWritten(CommentOut):
-    """One comment after it was added."""
+    """One comment after it was added or changed: `run` is the first of `runs`."""
 
     run = RunOut(allow_null=True)
+    runs = AgentRunOut(many=True)
 
     class Meta(CommentOut.Meta):
-        fields: ClassVar = [*CommentOut.Meta.fields, "run"]
+        fields: ClassVar = [*CommentOut.Meta.fields, "run", "runs"]
 
 
 class TaskOut(serializers.ModelSerializer[AgentTask]):

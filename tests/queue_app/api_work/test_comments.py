@@ -150,3 +150,18 @@ def test_comments_of_another_workspace_are_missing(world: World, other: World, i
     for verb, path in (("GET", ""), ("DELETE", ""), ("POST", "/resolve"), ("DELETE", "/resolve")):
         assert other.api.call(verb, f"comments/{comment}{path}").status_code == 404
     assert Comment.objects.get(id=comment).resolved_at is None
+
+
+def test_an_author_changes_the_words(world: World, other: World, issue: Issue) -> None:
+    """The new words are read and say whom they started; others may not, and another workspace does not see it."""
+    comment = add(world, issue, "old")
+    answer = world.api.put(f"comments/{comment}", {"content": f"@{world.agent.name} new"})
+    assert (answer.status_code, answer.json()["content"]) == (200, f"@{world.agent.name} new")
+    (run,) = answer.json()["runs"]
+    assert (run["agent_id"], run["why"], run["outcome"]) == (str(world.agent.id), "mention", "queued")
+    assert answer.json()["run"]["task_id"] == run["task_id"]
+    member = factories.make_user()
+    Member.objects.create(workspace=world.workspace, user=member)
+    assert Api(person_token(member)).put(f"comments/{comment}", {"content": "mine"}).status_code == 403
+    assert other.api.put(f"comments/{comment}", {"content": "mine"}).status_code == 404
+    assert world.api.put(f"comments/{comment}", {"content": " "}).status_code == 400

@@ -12,7 +12,7 @@ from django.utils import timezone
 from queue_app import transitions
 from queue_app.errors import ConflictError, StaleClaimError
 from queue_app.models import AgentTask, Comment, Issue
-from queue_app.services import complete, enqueue
+from queue_app.services import complete, route_comment
 from queue_app.transitions import Report
 from tests.support import lifecycle
 from tests.support.lifecycle import Site, row_of
@@ -184,7 +184,7 @@ def test_a_successor_that_has_the_words_is_enough(site: Site) -> None:
     """DUP-06: the comment's own task waits already; no second one is made."""
     task = site.running()
     comment = say(site, "alpha")
-    outcome = enqueue.on_comment(comment, site.caller)
+    outcome = route_comment.on_comment(comment, site.caller)
     assert outcome is not None
     assert outcome.outcome == "queued"
     done(site, task, "finished")
@@ -198,7 +198,7 @@ def test_five_comments_at_any_time_reach_a_prompt_once_each(site: Site) -> None:
 
     def speak(text: str) -> None:
         words.append(say(site, text))
-        outcome = enqueue.on_comment(words[-1], site.caller)
+        outcome = route_comment.on_comment(words[-1], site.caller)
         assert outcome is not None
         assert outcome.outcome in ("queued", "coalesced")
 

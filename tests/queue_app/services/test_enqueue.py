@@ -9,8 +9,9 @@ import pytest
 from django.utils import timezone
 
 from queue_app.auth import Caller
+from queue_app.domain import queueing
 from queue_app.models import Agent, AgentTask, Comment, TaskEvent
-from queue_app.services import cancel, enqueue
+from queue_app.services import cancel, enqueue, route_comment
 from queue_app.services.enqueue import Enqueued
 from tests.support import factories, lifecycle
 from tests.support.lifecycle import Site
@@ -141,7 +142,7 @@ def test_a_task_passes_its_authority_on(site: Site) -> None:
 def test_comments_join_the_task_that_waits(site: Site) -> None:
     """Q-15: one task, the newest comment as trigger, the others coalesced in order."""
     comments = [comment_on(site, text) for text in ("alpha", "bravo", "charlie")]
-    outcomes = [enqueue.on_comment(comment, site.caller) for comment in comments]
+    outcomes = [route_comment.on_comment(comment, site.caller) for comment in comments]
     assert [outcome and outcome.outcome for outcome in outcomes] == ["queued", "coalesced", "coalesced"]
     task = AgentTask.objects.get()
     assert task.trigger_comment_id == comments[2].id
@@ -151,10 +152,10 @@ def test_comments_join_the_task_that_waits(site: Site) -> None:
 
 def test_a_merge_moves_the_attribution_with_the_words(site: Site) -> None:
     """Q-09: the newest writer's authority, as one."""
-    enqueue.on_comment(comment_on(site), site.caller)
+    route_comment.on_comment(comment_on(site), site.caller)
     guest = factories.make_user()
     second = comment_on(site, "me too", author_id=guest.id)
-    enqueue.on_comment(second, Caller("user", guest, f"user:{guest.id}"))
+    route_comment.on_comment(second, Caller("user", guest, f"user:{guest.id}"))
     task = AgentTask.objects.get()
     assert task.originator_user_id == task.accountable_user_id == guest.id
     assert task.trigger_evidence_ref_id == second.id
@@ -167,7 +168,7 @@ def test_a_comment_joins_an_assignment_and_a_retry_that_waits(site: Site) -> Non
         status="deferred", fire_at=timezone.now() + timedelta(seconds=5), retry_of_task_id=parent.id, attempt=2
     )
     comment = comment_on(site)
-    outcome = enqueue.on_comment(comment, site.caller)
+    outcome = route_comment.on_comment(comment, site.caller)
     assert outcome is not None
     assert (outcome.outcome, outcome.task and outcome.task.id) == ("coalesced", retry.id)
     assert AgentTask.objects.get(id=retry.id).trigger_comment_id == comment.id
@@ -177,8 +178,8 @@ def test_a_comment_on_a_running_task_makes_one_successor(site: Site) -> None:
     """DUP-06, Q-23: the run goes on undisturbed, one task waits behind it."""
     running = site.running()
     first, second = comment_on(site), comment_on(site)
-    assert made_by(enqueue.on_comment(first, site.caller)).status == "queued"
-    made_by(enqueue.on_comment(second, site.caller))
+    assert made_by(route_comment.on_comment(first, site.caller)).status == "queued"
+    made_by(route_comment.on_comment(second, site.caller))
     assert AgentTask.objects.filter(status="queued").count() == 1
     assert AgentTask.objects.get(id=running.id).status == "running"
 
@@ -186,9 +187,9 @@ def test_a_comment_on_a_running_task_makes_one_successor(site: Site) -> None:
 def test_a_comment_while_a_task_is_about_to_start_waits_behind_it(site: Site) -> None:
     """Q-15: the pending slot is taken, so the words wait deferred; more words join them."""
     lifecycle.dispatch(site.queued())
-    task = made_by(enqueue.on_comment(comment_on(site, "alpha"), site.caller))
+    task = made_by(route_comment.on_comment(comment_on(site, "alpha"), site.caller))
     assert (task.status, task.kind) == ("deferred", "comment")
-    again = made_by(enqueue.on_comment(comment_on(site, "bravo"), site.caller))
+    again = made_by(route_comment.on_comment(comment_on(site, "bravo"), site.caller))
     assert again.id == task.id
 
 
@@ -196,7 +197,7 @@ def test_an_agents_own_comment_never_starts_it(site: Site) -> None:
     """D5: not by its task token, and not through a person's comment that bears its name either."""
     running = site.running()
     own = comment_on(site, f"@{site.agent.name} done", author_type="agent", author_id=site.agent.id)
-    outcome = enqueue.on_comment(own, as_task(site, running))
+    outcome = route_comment.on_comment(own, as_task(site, running))
     assert outcome == Enqueued("blocked", None, "self_trigger_suppressed")
     assert AgentTask.objects.count() == 1
 
@@ -209,9 +210,9 @@ def test_another_agent_is_heard_only_when_it_names_the_assignee(site: Site) -> N
     )
     caller = as_task(site, running)
     quiet = comment_on(site, "just so you know", author_type="agent", author_id=other.id)
-    assert enqueue.on_comment(quiet, caller) is None
+    assert route_comment.on_comment(quiet, caller) is None
     named = comment_on(site, f"@{site.agent.name}, over to you", author_type="agent", author_id=other.id)
-    assert made_by(enqueue.on_comment(named, caller)).originator_source == "delegation"
+    assert made_by(route_comment.on_comment(named, caller)).originator_source == "delegation"
 
 
 @pytest.mark.parametrize(
@@ -226,15 +227,15 @@ def test_another_agent_is_heard_only_when_it_names_the_assignee(site: Site) -> N
     ],
 )
 def test_mentions(text: str, heard: bool) -> None:
-    assert enqueue.mentions(text, "Bot") is heard
+    assert (queueing.mentions(text, "Bot") is not None) is heard
 
 
 def test_issues_without_an_agent_or_in_the_backlog_start_nothing(site: Site) -> None:
     comment = comment_on(site)
     comment.issue.status = "backlog"
-    assert enqueue.on_comment(comment, site.caller) is None
+    assert route_comment.on_comment(comment, site.caller) is None
     comment.issue.status, comment.issue.assignee_type = "todo", "member"
-    assert enqueue.on_comment(comment, site.caller) is None
+    assert route_comment.on_comment(comment, site.caller) is None
 
 
 def test_reassigning_takes_what_waits_and_leaves_what_runs(site: Site) -> None:

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from queue_app.domain.states import TERMINAL
 from queue_app.models import AgentRuntime, AgentTask, Comment, LateWrite, TaskEvent
-from queue_app.services import cancel, complete, enqueue, fail, promote, verify_history
+from queue_app.services import cancel, complete, enqueue, fail, promote, route_comment, verify_history
 from queue_app.services.issue_lock import lock_issue
 from queue_app.services.recover_orphans import recover_orphans
 from queue_app.sweeps import runner
@@ -124,7 +124,7 @@ def comment_on(site: Site, text: str) -> Comment:
 def speaks(site: Site, text: str) -> Callable[[], Any]:
     def speak() -> Any:
         with transaction.atomic():
-            return enqueue.on_comment(comment_on(site, text), site.caller)
+            return route_comment.on_comment(comment_on(site, text), site.caller)
 
     return speak
 
