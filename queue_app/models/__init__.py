@@ -13,6 +13,7 @@ from .evidence import (
     TaskUsage,
     TaskUsageHourly,
 )
+from .inbox import InboxItem
 from .task import AgentTask
 from .tenancy import Member, User, Workspace
 from .work import Comment, Issue
@@ -24,6 +25,7 @@ __all__ = [
     "AuditEntry",
     "ClaimDecision",
     "Comment",
+    "InboxItem",
     "Issue",
     "LateWrite",
     "Member",

@@ -331,6 +331,7 @@ def _of_kind(task: Row) -> dict[str, Any]:
             "prompt": "quick_create_prompt",
             "priority": "quick_create_priority",
             "due_date": "quick_create_due_date",
+            "parent_issue_id": "parent_issue_id",
         }
         wire: dict[str, Any] = {wire: str(context.get(name) or "") for name, wire in names.items()}
         wire["quick_create_attachment_ids"] = [str(i) for i in context.get("attachment_ids") or []]

@@ -48,6 +48,17 @@ class NewComment(serializers.Serializer[Any]):
     parent_id = Ident(required=False, allow_null=True)
 
 
+class QuickCreate(serializers.Serializer[Any]):
+    """`POST /api/issues/quick-create`."""
+
+    agent_id = Ident()
+    prompt = Text(blank=False, max_length=20_000)
+    priority = OneOf(ISSUE_PRIORITIES, blank=False, required=False, allow_null=True)
+    due_date = Day(required=False, allow_null=True)
+    parent_issue_id = Ident(required=False, allow_null=True)
+    workspace_id = Ident(required=False, allow_null=True)
+
+
 class CommentChange(serializers.Serializer[Any]):
     """`PUT /api/comments/{id}`."""
 

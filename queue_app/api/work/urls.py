@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from queue_app.api.work import comments, issues, tasks, workspaces
+from queue_app.api.work import comments, inbox, issues, tasks, workspaces
 from queue_app.api.work.schema import SchemaView
 
 routes = [
     path("issues", issues.IssuesView.as_view()),
+    path("issues/quick-create", inbox.QuickCreateView.as_view()),
     path("issues/search", issues.SearchView.as_view()),
     path("issues/<str:ref>", issues.IssueView.as_view()),
     path("issues/<str:ref>/children", issues.ChildrenView.as_view()),
@@ -23,6 +24,8 @@ routes = [
     path("tasks/<str:task_id>", tasks.TaskView.as_view()),
     path("tasks/<str:task_id>/messages", tasks.MessagesView.as_view()),
     path("tasks/<str:task_id>/cancel", tasks.CancelView.as_view()),
+    path("inbox", inbox.InboxView.as_view()),
+    path("inbox/<str:item_id>/read", inbox.ReadView.as_view()),
     path("agents", workspaces.AgentsView.as_view()),
     path("agents/<str:agent_id>", workspaces.AgentView.as_view()),
     path("runtimes", workspaces.RuntimesView.as_view()),
