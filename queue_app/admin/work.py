@@ -10,10 +10,10 @@ from django.utils.html import format_html
 
 from queue_app.admin.base import EMPTY, ReadOnlyPage, link, link_to
 from queue_app.admin.filters import WorkspaceFilter
-from queue_app.models import Comment, Issue
+from queue_app.models import Comment, InboxItem, Issue, Squad, SquadMember
 from queue_app.models.work import ISSUE_PRIORITIES, ISSUE_STATUSES
 
-_MODEL_OF = {"agent": "agent", "member": "user"}
+_MODEL_OF = {"agent": "agent", "member": "user", "squad": "squad"}
 
 
 def person(kind: str, ident: object) -> str:
@@ -108,3 +108,36 @@ class CommentAdmin(ReadOnlyPage):
     def task(self, comment: Comment) -> str:
         ident = comment.source_task_id
         return link_to("agenttask", ident, str(ident)) if ident else EMPTY
+
+
+class SquadMemberInline(admin.TabularInline):  # type: ignore[type-arg]
+    model = SquadMember
+    fields = ("member_type", "member_id")
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+
+@admin.register(Squad)
+class SquadAdmin(ReadOnlyPage):
+    list_display = ("name", "leader", "workspace", "archived_at", "created_at")
+    list_filter = (WorkspaceFilter,)
+    list_select_related = ("leader", "workspace")
+    search_fields = ("name",)
+    ordering = ("name",)
+    fields = (("name", "workspace"), "leader", "instructions", ("created_at", "updated_at", "archived_at"))
+    inlines = (SquadMemberInline,)
+
+
+@admin.register(InboxItem)
+class InboxItemAdmin(ReadOnlyPage):
+    list_display = ("created_at", "user", "type", "title", "workspace", "read_at")
+    list_filter = ("type", WorkspaceFilter)
+    list_select_related = ("user", "workspace")
+    ordering = ("-id",)
+    fields = (("user", "workspace", "type"), "title", "body", ("issue", "task_id"), ("created_at", "read_at"))

@@ -14,6 +14,7 @@ from .evidence import (
     TaskUsageHourly,
 )
 from .inbox import InboxItem
+from .squads import Squad, SquadMember
 from .task import AgentTask
 from .tenancy import Member, User, Workspace
 from .work import Comment, Issue
@@ -31,6 +32,8 @@ __all__ = [
     "Member",
     "PersonalAccessToken",
     "RuntimeProfile",
+    "Squad",
+    "SquadMember",
     "TaskEvent",
     "TaskMessage",
     "TaskOmission",

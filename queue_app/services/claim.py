@@ -25,7 +25,7 @@ from queue_app.decisions import Outcome
 from queue_app.empty_claims import Known, Verdict
 from queue_app.errors import InvalidError, NotFoundError, RuntimeNotFoundError, UnavailableError
 from queue_app.models import AgentRuntime, AgentTask
-from queue_app.services import claim_answer, claim_undo, fail, promote
+from queue_app.services import claim_answer, claim_undo, fail, promote, squads
 from queue_app.services.claim_answer import Answer, AnswerError, Rejected, Shared
 from queue_app.sql import door as claim_door
 from queue_app.sql.claim import CALL
@@ -283,18 +283,20 @@ def _as_row(task: Mapping[str, Any]) -> AgentTask:
 def _shared(look: _Look) -> tuple[Shared, Exception | None]:
     rows = {kind: found or {} for kind, found in look.shared.items()}
     try:
-        return Shared(**rows, runtimes=look.runtimes, remarks=claim_answer.read_remarks(look.tasks)), None
+        led = squads.briefings(task["squad_id"] for task in look.tasks if task["is_leader_task"] and task["squad_id"])
+        remarks = claim_answer.read_remarks(look.tasks)
+        return Shared(**rows, runtimes=look.runtimes, remarks=remarks, squads=led), None
     except Exception as error:
-        # Only tasks that need comments are hit by it.
-        log.warning("comments of claimed tasks could not be read: %s", type(error).__name__)
+        # Only tasks that need comments or a briefing are hit by it.
+        log.warning("comments or squads of claimed tasks could not be read: %s", type(error).__name__)
         return Shared(**rows, runtimes=look.runtimes), error
 
 
 def _answer(request: _Request, task: dict[str, Any], shared: Shared, trouble: Exception | None) -> Answer | None:
     """The answer of one task, or None after it was put back or ended. Never raises."""
     try:
-        if trouble is not None and claim_answer.comment_ids(task):
-            raise AnswerError(f"its comments could not be read: {type(trouble).__name__}")
+        if trouble is not None and (claim_answer.comment_ids(task) or task["is_leader_task"]):
+            raise AnswerError(f"its comments or its squad could not be read: {type(trouble).__name__}")
         answer = claim_answer.build(task, shared, request.secrets[task["token_hash"]])
         return answer if _noted(task, answer) else None
     except Rejected as rejected:

@@ -65,6 +65,7 @@ class Shared:
     users: Mapping[str, Row] = field(default_factory=dict)
     runtimes: Mapping[str, Row] = field(default_factory=dict)
     remarks: Mapping[str, Remark] = field(default_factory=dict)
+    squads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def comment_ids(task: Row) -> list[str]:
@@ -114,6 +115,7 @@ def build(task: Row, shared: Shared, secret: str) -> Answer:
     try:
         agent = _agent_of(task, shared)
         wire = {**_identity(task), "auth_token": secret, "agent": _agent(agent, task)}
+        _brief_leader(wire, task, shared)
         wire.update(_context(task, shared))
         wire.update(_resume(task, shared))
         talk, embedded = _talk(task, shared)
@@ -173,6 +175,18 @@ def _identity(task: Row) -> dict[str, Any]:
     wire["is_leader_task"] = bool(task["is_leader_task"])
     wire["leader_role_resolved"] = True
     return wire
+
+
+def _brief_leader(wire: dict[str, Any], task: Row, shared: Shared) -> None:
+    """Give a leader its squad's briefing; without one the run is an ordinary one of the agent."""
+    squad = shared.squads.get(task["squad_id"] or "")
+    if not wire["is_leader_task"]:
+        return
+    wire["is_leader_task"] = squad is not None
+    if squad is not None:
+        wire["squad_name"] = squad["name"]
+        own = wire["agent"]["instructions"]
+        wire["agent"]["instructions"] = f"{own}\n\n{squad['briefing']}".strip()
 
 
 def _agent(agent: Row, task: Row) -> dict[str, Any]:

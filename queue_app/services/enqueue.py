@@ -17,6 +17,7 @@ from queue_app.domain.queueing import priority_of, serial_key, summary
 from queue_app.domain.states import OPEN, PENDING_SLOT, WAITING, Kind, Status
 from queue_app.errors import InvalidError
 from queue_app.models import Agent, AgentRuntime, AgentTask, Comment, Issue
+from queue_app.services import squads
 from queue_app.services.clock import database_now
 from queue_app.services.issue_lock import lock_issue
 
@@ -61,6 +62,7 @@ class Wish:
     handoff_note: str | None = None
     context: Mapping[str, Any] = field(default_factory=dict)
     rule_version_id: UUID | None = None
+    squad_id: UUID | None = None
 
     @property
     def says_something(self) -> bool:
@@ -181,6 +183,8 @@ def values_of(wish: Wish, **extra: Any) -> dict[str, Any]:
         "handoff_note": wish.handoff_note,
         "context": dict(wish.context),
         "rule_version_id": wish.rule_version_id,
+        "is_leader_task": wish.squad_id is not None,
+        "squad_id": wish.squad_id,
         "trigger_evidence_kind": wish.evidence_kind,
         "trigger_evidence_ref_id": wish.evidence_ref,
         **people(wish.attribution),
@@ -222,7 +226,7 @@ def _settle(wish: Wish) -> Enqueued:
     agent = Agent.objects.filter(id=wish.agent.id).first()
     if agent is None:
         return Enqueued(BLOCKED, reason="target_unavailable")
-    wish = replace(wish, agent=agent)
+    wish = replace(wish, agent=agent, squad_id=squads.led_by(wish.issue, agent))
     reason = blocked_reason(agent, wish.issue.workspace_id, wish.attribution)
     if reason is not None:
         return Enqueued(BLOCKED, reason=reason)

@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from queue_app import events
 from queue_app.errors import ConflictError, InvalidError, NotFoundError
-from queue_app.models import Agent, AgentTask, Issue, Member
-from queue_app.services import cancel, enqueue
+from queue_app.models import Agent, AgentTask, Issue, Member, Squad
+from queue_app.services import cancel, enqueue, squads
 from queue_app.services.enqueue import Enqueued
 from queue_app.services.scope import Scope, one_workspace, require_admin
 
@@ -182,7 +182,7 @@ def _check_assignee(workspace_id: UUID, fields: dict[str, Any]) -> Agent | None:
     if ident is None:
         raise InvalidError("assignee_id: say who", field="assignee_id")
     if not kind:
-        kind = "agent" if Agent.objects.filter(id=ident, workspace_id=workspace_id).exists() else "member"
+        kind = _kind_of(workspace_id, ident)
         fields["assignee_type"] = kind
     if kind == "agent":
         return _assignable_agent(workspace_id, ident)
@@ -190,7 +190,19 @@ def _check_assignee(workspace_id: UUID, fields: dict[str, Any]) -> Agent | None:
         if not Member.objects.filter(workspace_id=workspace_id, user_id=ident).exists():
             raise InvalidError("assignee_id: no such member", field="assignee_id")
         return None
-    raise InvalidError("assignee_type: must be agent or member", field="assignee_type")
+    if kind == "squad":
+        leader = squads.meant(workspace_id, kind, ident)
+        if leader is None:
+            raise InvalidError("assignee_id: no such squad", field="assignee_id")
+        return leader
+    raise InvalidError("assignee_type: must be agent, squad or member", field="assignee_type")
+
+
+def _kind_of(workspace_id: UUID, ident: UUID) -> str:
+    for kind, model in (("agent", Agent), ("squad", Squad)):
+        if model.objects.filter(id=ident, workspace_id=workspace_id).exists():
+            return kind
+    return "member"
 
 
 def _assignable_agent(workspace_id: UUID, agent_id: UUID) -> Agent:
@@ -219,8 +231,8 @@ def update(where: Scope, ref: str | UUID, values: Mapping[str, Any]) -> Written:
     agent = _apply(issue, fields)
     issue.save()
     moved = (issue.assignee_type, issue.assignee_id) != before[:2]
-    if moved and before[0] == "agent":
-        cancel.cancel_waiting(issue, before[1], caller=where.caller)
+    if moved:
+        cancel.cancel_waiting(issue, squads.meant(issue.workspace_id, before[0], before[1]), caller=where.caller)
     starts = agent is not None and (moved or before[2] == "backlog") and issue.status not in IDLE
     run = None
     if agent is not None and starts and not values.get("suppress_run"):
@@ -250,9 +262,8 @@ def _apply(issue: Issue, fields: dict[str, Any]) -> Agent | None:
         issue.assignee_type, issue.assignee_id = wanted.get("assignee_type") or "", wanted.get("assignee_id")
     for name, value in fields.items():
         setattr(issue, name, _EMPTY.get(name) if value is None else value)
-    if issue.assignee_type != "agent" or issue.assignee_id is None:
-        return None
-    return Agent.objects.filter(id=issue.assignee_id, archived_at=None).select_related("runtime").first()
+    agent = squads.agent_of(issue)
+    return agent if agent is not None and agent.archived_at is None else None
 
 
 def _merged_assignee(issue: Issue, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from django.db import transaction
 from queue_app import events, transitions
 from queue_app.domain.queueing import priority_of
 from queue_app.domain.states import Status
-from queue_app.errors import ConflictError, InvalidError, NotFoundError
+from queue_app.errors import ConflictError, InvalidError
 from queue_app.models import Agent, AgentTask, AuditEntry, Issue
-from queue_app.services import access, enqueue, settle
+from queue_app.services import access, enqueue, settle, squads
 from queue_app.services.enqueue import Attribution
 from queue_app.services.issue_lock import lock_issue
 
@@ -82,14 +82,12 @@ def rerun(caller: Caller, what: UUID | Issue | None, note: str = "") -> AgentTas
 
 
 def _rerun_issue(caller: Caller, issue: Issue, note: str) -> AgentTask:
-    if issue.assignee_type != "agent" or issue.assignee_id is None:
+    agent = squads.agent_of(issue)
+    if agent is None:
         raise InvalidError("this issue is not assigned to an agent", code="target_unavailable")
-    newest = AgentTask.objects.filter(issue_id=issue.id, agent_id=issue.assignee_id).order_by("-created_at").first()
+    newest = AgentTask.objects.filter(issue_id=issue.id, agent_id=agent.id).order_by("-created_at").first()
     if newest is not None:
         return rerun(caller, newest.id, note)
-    agent = Agent.objects.filter(id=issue.assignee_id).first()
-    if agent is None:
-        raise NotFoundError("agent not found")
     outcome = enqueue.assign(issue, agent, caller=caller)
     if outcome.task is None:
         raise InvalidError(f"this agent cannot take work: {outcome.reason}", code=outcome.reason)

@@ -13,8 +13,8 @@ from queue_app import events, transitions
 from queue_app.conf import conf
 from queue_app.domain.queueing import mentions
 from queue_app.domain.states import OPEN, Status
-from queue_app.models import Agent, AgentTask, Comment, Issue
-from queue_app.services import enqueue
+from queue_app.models import Agent, AgentTask, Comment, Squad
+from queue_app.services import enqueue, squads
 from queue_app.services.clock import database_now
 from queue_app.services.enqueue import BLOCKED, Enqueued, Wish
 
@@ -45,10 +45,10 @@ class Routed:
 def targets(comment: Comment) -> list[Target]:
     """The agents that a comment is for, in the order in which it names them; [] if it concerns none.
 
-    Agents that it names (`@name`) come first and alone. Without a name, a person's reply in a thread that an agent
-    began is for that agent, and any other comment of a person for the issue's assignee. Agents are heard only when they
-    name somebody: two of them cannot keep each other busy by talking. In the backlog only a
-    name starts anything.
+    Agents that it names (`@name`; a squad's name means its leader) come first and alone. Without a name, a person's
+    reply in a thread that an agent began is for that agent, and any other comment of a person for the issue's assignee.
+    Agents are heard only when they name somebody: two of them cannot keep each other busy by talking. In the backlog
+    only a name starts anything.
     """
     if comment.type != "comment":
         return []
@@ -60,7 +60,7 @@ def targets(comment: Comment) -> list[Target]:
     beginner = _beginner(comment)
     if beginner is not None:
         return [Target(beginner, THREAD)]
-    assignee = _assignee(comment.issue)
+    assignee = squads.agent_of(comment.issue)
     return [Target(assignee, ASSIGNEE)] if assignee is not None else []
 
 
@@ -101,14 +101,18 @@ def on_comment(comment: Comment, caller: Caller | str) -> Enqueued | None:
 def _named(comment: Comment) -> list[Agent]:
     if "@" not in comment.content:
         return []
-    agents = Agent.objects.filter(workspace_id=comment.workspace_id, archived_at=None)
+    here = {"workspace_id": comment.workspace_id, "archived_at": None}
+    squads_here = Squad.objects.filter(**here, leader__archived_at=None).select_related("leader")
+    named = [(squad.name, squad.leader) for squad in squads_here]
+    named += [(agent.name, agent) for agent in Agent.objects.filter(**here)]
     found: dict[int, Agent] = {}
-    # Of two names that begin at one place the longer is meant: `@Ann Lee` does not call Ann.
-    for agent in sorted(agents, key=lambda agent: len(agent.name)):
-        place = mentions(comment.content, agent.name)
+    # Of two names that begin at one place the longer is meant: `@Ann Lee` does not call Ann. An agent goes before a
+    # squad of its name.
+    for name, agent in sorted(named, key=lambda pair: len(pair[0])):
+        place = mentions(comment.content, name)
         if place is not None:
             found[place] = agent
-    return [found[place] for place in sorted(found)][:MOST_TARGETS]
+    return list(dict.fromkeys(found[place] for place in sorted(found)))[:MOST_TARGETS]
 
 
 def _beginner(comment: Comment) -> Agent | None:
@@ -118,15 +122,9 @@ def _beginner(comment: Comment) -> Agent | None:
     return Agent.objects.filter(id=root.author_id, workspace_id=comment.workspace_id, archived_at=None).first()
 
 
-def _assignee(issue: Issue) -> Agent | None:
-    if issue.assignee_type != "agent" or issue.assignee_id is None:
-        return None
-    return Agent.objects.filter(id=issue.assignee_id).first()
-
-
 def _escalate(comment: Comment, primary: AgentTask, caller: Caller | str) -> None:
     """Let the assignee step in if the agent of the thread does not begin in time; one wait for each primary."""
-    assignee = _assignee(comment.issue)
+    assignee = squads.agent_of(comment.issue)
     if conf.COMMENT_ESCALATION <= 0 or assignee is None or assignee.id == primary.agent_id:
         return
     waiting = AgentTask.objects.filter(escalation_for_task_id=primary.id, status__in=sorted(OPEN))
@@ -140,6 +138,7 @@ def _escalate(comment: Comment, primary: AgentTask, caller: Caller | str) -> Non
         evidence_kind="comment",
         evidence_ref=comment.id,
         comment=comment,
+        squad_id=squads.led_by(comment.issue, assignee),
     )
     if enqueue.blocked_reason(assignee, comment.workspace_id, wish.attribution) is not None:
         return

@@ -21,7 +21,7 @@ class IssueFields(serializers.Serializer[Any]):
     description = Text(required=False, allow_null=True)
     status = OneOf(ISSUE_STATUSES, blank=False, required=False)
     priority = OneOf(ISSUE_PRIORITIES, blank=False, required=False, allow_null=True)
-    assignee_type = OneOf(("agent", "member"), required=False, allow_null=True)
+    assignee_type = OneOf(("agent", "member", "squad"), required=False, allow_null=True)
     assignee_id = Ident(required=False, allow_null=True)
     parent_issue_id = Ident(required=False, allow_null=True)
     stage = Whole(required=False, allow_null=True)
@@ -46,6 +46,34 @@ class NewComment(serializers.Serializer[Any]):
 
     content = Text(blank=False)
     parent_id = Ident(required=False, allow_null=True)
+
+
+class SquadMemberIn(serializers.Serializer[Any]):
+    """One member of a squad."""
+
+    member_type = OneOf(("agent", "member"), blank=False)
+    member_id = Ident()
+
+
+class SquadFields(serializers.Serializer[Any]):
+    """What admins may write of a squad."""
+
+    name = Text(blank=False, max_length=TITLE)
+    leader_id = Ident()
+    instructions = Text(required=False, max_length=20_000)
+    members = SquadMemberIn(many=True, required=False)
+
+
+class NewSquad(SquadFields):
+    """`POST /api/squads`."""
+
+    workspace_id = Ident(required=False, allow_null=True)
+
+
+class SquadChange(SquadFields):
+    """`PUT /api/squads/{id}`: any of its fields; `members` replaces them all."""
+
+    archived = Flag(required=False)
 
 
 class QuickCreate(serializers.Serializer[Any]):

@@ -58,16 +58,6 @@ class RuntimesView(WorkView):
         return Response(outputs.RuntimeOut(agents.runtimes(scope_of(request)), many=True).data)
 
 
-class SquadsView(WorkView):
-    """`/api/squads`"""
-
-    @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, request: Request) -> Response:
-        """Always empty: this server has no squads, and clients ask when they look for an assignee."""
-        scope_of(request)
-        return Response([])
-
-
 class WorkspaceView(WorkView):
     """`/api/workspaces/{id}`"""
 
