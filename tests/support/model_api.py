@@ -1,4 +1,6 @@
-"""A model API on loopback (Anthropic Messages, streamed), so that real agent CLIs can be driven without any network.
+"""A model API on loopback, so that real agent CLIs can be driven without any network.
+
+It streams in three dialects: Anthropic Messages here, OpenAI Responses and Chat Completions in `model_dialects`.
 
     with ModelApi([UseTool("Write", {...}), Say("done")]) as api:
         env = {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": API_KEY, ...}
@@ -15,58 +17,17 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support import model_dialects
+from tests.support.model_dialects import CACHE_READ_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS, Cut, Hang, Refuse, Say, UseTool
+from tests.support.model_dialects import CACHE_WRITE_TOKENS as CACHE_WRITE_TOKENS
+
 # Long, because some CLIs mask each occurrence of the key's text in their output.
 API_KEY = "sk-ant-loopback-0123456789-abcdefghijklmnopqrstuvwxyz"
-INPUT_TOKENS, OUTPUT_TOKENS, CACHE_READ_TOKENS, CACHE_WRITE_TOKENS = 11, 7, 5, 3
-
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Say:
-    """Answer with text and end the turn."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class UseTool:
-    """Ask for one tool call; the CLI runs it and comes back with the result."""
-
-    name: str
-    input: Json
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """Answer with an error status, e.g. 429 `rate_limit_error` or 500 `api_error`, as often as it is asked."""
-
-    status: int
-    kind: str
-    message: str
-    headers: Json = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Start to stream and drop the connection in the middle, as often as it is asked."""
-
-    text: str = "half an ans"
-
-
-@dataclass(frozen=True)
-class Hang:
-    """Take the request, stream `text` and then say nothing more until the server stops."""
-
-    text: str = ""
-
-
 Step = Say | UseTool | Refuse | Cut | Hang
 _STICKY = (Refuse, Cut)
 
@@ -161,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        if not self.path.split("?")[0].endswith("/v1/messages"):
+        route = self.path.split("?")[0].rpartition("/v1/")[2]
+        if route not in _DIALECTS:
             return self._json(
                 404,
                 {
@@ -171,11 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
         step = self.api.take(body)
         try:
-            self._answer(body, step)
+            self._answer(body, step, _DIALECTS[route])
         except OSError:  # the CLI has gone, as some tests want it to
             self.close_connection = True
 
-    def _answer(self, body: Json, step: Step) -> None:
+    def _answer(self, body: Json, step: Step, dialect: Callable[[str, str, Step], Iterator[Json]]) -> None:
         if isinstance(step, Refuse):
             error = {
                 "type": "error",
@@ -187,8 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for event in _events(body.get("model", "model"), f"msg_{next(self._ids):08d}", step):
-            self._chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        for event in dialect(body.get("model", "model"), f"msg_{next(self._ids):08d}", step):
+            name = f"event: {event['type']}\n" if "type" in event else ""
+            self._chunk(f"{name}data: {json.dumps(event)}\n\n".encode())
         if isinstance(step, Cut):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -196,6 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.api.closing.wait(600)
             self.close_connection = True
         else:
+            if dialect is model_dialects.chat:
+                self._chunk(b"data: [DONE]\n\n")
             self._chunk(b"")
 
     def _chunk(self, data: bytes) -> None:
@@ -264,3 +229,6 @@ def _blocks(message_id: str, step: Step) -> Iterator[tuple[Json, Json]]:
             "input": {},
         }
         yield call, {"type": "input_json_delta", "partial_json": json.dumps(step.input)}
+
+
+_DIALECTS = {"messages": _events, "responses": model_dialects.responses, "chat/completions": model_dialects.chat}

@@ -16,6 +16,8 @@ import pytest
 from daemon_client.agents import base
 from daemon_client.agents.registry import adapter_for
 from tests.support.agent_clis import claude as claude
+from tests.support.agent_clis import codex as codex
+from tests.support.agent_clis import opencode as opencode
 
 MARK = "MULTICA_TEST_MARK"
 

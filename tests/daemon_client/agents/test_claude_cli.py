@@ -265,7 +265,7 @@ def test_it_is_detected_with_its_version(claude: Path) -> None:
     """The installed CLI is found by its setting, and its version is read."""
     environ = {"PATH": "/usr/bin:/bin", "MULTICA_CLAUDE_PATH": str(claude), "HOME": "/nonexistent"}
     settings = DaemonSettings(server_url="http://127.0.0.1", token="", daemon_id="d", environ=environ)
-    (found,) = detect(settings)
+    found = next(one for one in detect(settings) if one.provider == "claude")
     assert found.usable
     assert found.path == str(claude)
     assert found.version.startswith("2.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon_client.agents import registry
-from daemon_client.agents.registry import Descriptor, adapter_for, detect, detect_profile, parse_version
+from daemon_client.agents.registry import Descriptor, Detected, adapter_for, detect, detect_profile, parse_version
 from daemon_client.config import DaemonSettings
 from tests.support.wait import until
 
@@ -20,6 +20,10 @@ def program(folder: Path, name: str, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
+
+
+def claude_of(found: list[Detected]) -> Detected:
+    return next(one for one in found if one.provider == "claude")
 
 
 def settings(tmp_path: Path, **environ: str) -> DaemonSettings:
@@ -40,7 +44,7 @@ def settings(tmp_path: Path, **environ: str) -> DaemonSettings:
 def test_verdicts(tmp_path: Path, body: str, version: str, reason: str) -> None:
     """A CLI below its minimum is skipped for that; one that tells nothing usable is only unavailable."""
     path = program(tmp_path / "bin", "claude", body)
-    (found,) = detect(settings(tmp_path))
+    found = claude_of(detect(settings(tmp_path)))
     assert (found.provider, found.path, found.version, found.skipped_reason) == ("claude", str(path), version, reason)
     assert found.usable is not bool(reason)
     assert found.usable or found.detail
@@ -51,7 +55,7 @@ def test_a_file_that_cannot_run(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"\x7fELF garbage")
     path.chmod(0o755)
-    (found,) = detect(settings(tmp_path))
+    found = claude_of(detect(settings(tmp_path)))
     assert found.skipped_reason == registry.NOT_EXECUTABLE
 
 
@@ -61,9 +65,9 @@ def test_where_it_is_looked_for(tmp_path: Path) -> None:
     ours = program(tmp_path / "bin", "claude", "echo 2.1.0")
     other = program(tmp_path / "opt", "my-claude", "echo 2.2.0")
     path = f"{tmp_path}/.multica/hooks:{tmp_path}/bin:/usr/bin:/bin"
-    assert detect(settings(tmp_path, PATH=path))[0].path == str(ours)
-    assert detect(settings(tmp_path, MULTICA_CLAUDE_PATH=str(other)))[0].path == str(other)
-    missing = detect(settings(tmp_path, MULTICA_CLAUDE_PATH="/no/such/claude"))[0]
+    assert claude_of(detect(settings(tmp_path, PATH=path))).path == str(ours)
+    assert claude_of(detect(settings(tmp_path, MULTICA_CLAUDE_PATH=str(other)))).path == str(other)
+    missing = claude_of(detect(settings(tmp_path, MULTICA_CLAUDE_PATH="/no/such/claude")))
     assert (missing.skipped_reason, missing.path) == (registry.NOT_FOUND, "")
 
 
@@ -85,7 +89,7 @@ def test_a_probe_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "PROBE_TIMEOUT", 0.2)
     monkeypatch.setattr(registry, "SLOW_PROBE", 0.1)
     program(tmp_path / "bin", "claude", f"echo $$ > {tmp_path}/pid; sleep 600; echo 2.1.0")
-    (found,) = detect(settings(tmp_path))
+    found = claude_of(detect(settings(tmp_path)))
     assert found.skipped_reason == registry.UNAVAILABLE
     group = int((tmp_path / "pid").read_text())
 
