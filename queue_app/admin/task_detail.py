@@ -20,7 +20,7 @@ from queue_app.models import (
     TaskToken,
     TaskUsage,
 )
-from queue_app.services import waiting
+from queue_app.services import retry_story, waiting
 
 EVENTS, MESSAGES, OTHERS = 500, 200, 100
 
@@ -37,6 +37,7 @@ def detail_of(object_id: str) -> dict[str, Any]:
     return {
         "task": task,
         "holding": waiting.of(task.id),
+        "retry": retry_story.of(task),
         "hint": failure_reasons.of(task.failure_reason).hint if task.failure_reason else "",
         "task_events": TaskEvent.objects.filter(task=task).order_by("seq")[:EVENTS],
         "task_messages": messages[::-1],

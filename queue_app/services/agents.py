@@ -12,6 +12,7 @@ from django.utils import timezone
 from queue_app import events
 from queue_app.errors import ConflictError, ForbiddenError, InvalidError
 from queue_app.models import Agent, AgentRuntime, AuditEntry
+from queue_app.services import cancel
 from queue_app.services.scope import (
     Scope,
     find_agent,
@@ -69,8 +70,7 @@ def create(where: Scope, values: Mapping[str, Any]) -> Agent:
 def update(where: Scope, agent_id: UUID, values: Mapping[str, Any]) -> Agent:
     """Change an agent: its owner, or an admin of the workspace. Waiting tasks keep the runtime they were made for.
 
-    `archived` true stops new work for it and keeps its history; false brings it back. Archiving cancels nothing that
-    runs; what waits is held back by the claim's own rule.
+    `archived` true cancels everything open of it, stops new work and keeps its history; false brings it back.
     """
     require_person(where)
     agent = find_agent(where, agent_id)
@@ -78,6 +78,10 @@ def update(where: Scope, agent_id: UUID, values: Mapping[str, Any]) -> Agent:
         raise ForbiddenError("only the agent's owner or an admin of the workspace may change it")
     fields = {name: value for name, value in values.items() if name in WRITABLE}
     _check_runtime(agent.workspace_id, fields.get("runtime_id"))
+    if values.get("archived"):
+        # The strong lock meets the key share of every enqueue: one that is under way is seen below and cancelled, one
+        # that waits finds the agent archived.
+        Agent.objects.select_for_update().filter(id=agent.id).first()
     for name, value in fields.items():
         setattr(agent, name, value)
     changed = sorted(fields)
@@ -85,6 +89,8 @@ def update(where: Scope, agent_id: UUID, values: Mapping[str, Any]) -> Agent:
         agent.archived_at = (agent.archived_at or timezone.now()) if values["archived"] else None
         changed.append("archived_at")
     _save(agent, changed)
+    if values.get("archived"):
+        cancel.cancel_for_agent(agent, caller=where.caller)
     _record(where, "agent.update", agent, changed)
     runtime_ids = [agent.runtime_id] if agent.runtime_id else []
     # A larger cap, an unarchived agent: rows that were blocked may be claimable now.

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q, QuerySet
 
 from queue_app import transitions
 from queue_app.domain.redaction import clean
 from queue_app.domain.states import OPEN, WAITING, Status
 from queue_app.models import Agent, AgentTask, AuditEntry, Issue
 from queue_app.services import access, promote, settle
+from queue_app.services.issue_lock import share_issues
 
 if TYPE_CHECKING:
     from queue_app.auth import Caller
@@ -53,6 +55,27 @@ def cancel_waiting(issue: Issue, agent: Agent | UUID | None, *, caller: Caller |
     if agent_id is None:
         return []
     return _cancel(_open_of(issue.id, agent_id, WAITING), caller, "reassigned", only=sorted(WAITING))
+
+
+def cancel_for_agent(agent: Agent, *, caller: Caller | str, reason: str = "agent archived") -> list[AgentTask]:
+    """Cancel everything open of an agent, in order of the issues so that nobody waits for another crosswise."""
+    rows = AgentTask.objects.filter(agent_id=agent.id, status__in=sorted(OPEN))
+    return _cancel_all(rows, caller, reason)
+
+
+def cancel_for_owner(
+    runtime_ids: Sequence[UUID], agent_ids: Sequence[UUID], *, caller: Caller | str
+) -> list[AgentTask]:
+    """Cancel everything open on these runtimes or of these agents: their owner has left the workspace."""
+    theirs = Q(runtime_id__in=list(runtime_ids)) | Q(agent_id__in=list(agent_ids))
+    return _cancel_all(AgentTask.objects.filter(theirs, status__in=sorted(OPEN)), caller, "their owner left")
+
+
+def _cancel_all(rows: QuerySet[AgentTask], caller: Caller | str, reason: str) -> list[AgentTask]:
+    with transaction.atomic():
+        found = list(rows.order_by("id").values_list("id", "issue_id"))
+        share_issues(issue_id for _, issue_id in found)
+        return _cancel([task_id for task_id, _ in found], caller, reason)
 
 
 def _open_of(issue_id: UUID, agent_id: UUID | None, statuses: frozenset[Status]) -> list[UUID]:

@@ -18,6 +18,7 @@ from queue_app.models import (
     TaskMessage,
     Workspace,
 )
+from queue_app.services import retry_story
 from queue_app.services.enqueue import Enqueued
 
 _STATUS_CATEGORIES = {
@@ -279,13 +280,31 @@ class ProgressOut(serializers.Serializer[Any]):
     updated_at = serializers.DateTimeField()
 
 
+class RetryOut(serializers.Serializer[Any]):
+    """What was decided after a failure: the rule, the attempts used, the conversation, the next attempt."""
+
+    rule = serializers.CharField()
+    attempt = serializers.IntegerField()
+    max_attempts = serializers.IntegerField()
+    conversation = serializers.CharField()
+    next_task_id = serializers.UUIDField(allow_null=True)
+    next_at = serializers.DateTimeField(allow_null=True)
+    text = serializers.CharField()
+
+
 class TaskDetail(TaskOut):
-    """One attempt with its result and progress."""
+    """One attempt with its result and progress, and, if it failed, whether and when it is tried again."""
 
     progress = serializers.SerializerMethodField()
+    retry = serializers.SerializerMethodField()
 
     class Meta(TaskOut.Meta):
-        fields: ClassVar = [*TaskOut.Meta.fields, "result", "progress"]
+        fields: ClassVar = [*TaskOut.Meta.fields, "result", "progress", "retry"]
+
+    @extend_schema_field(RetryOut(allow_null=True))
+    def get_retry(self, task: AgentTask) -> Any:
+        story = retry_story.of(task)
+        return None if story is None else RetryOut(story).data
 
     @extend_schema_field(ProgressOut(allow_null=True))
     def get_progress(self, task: AgentTask) -> Any:

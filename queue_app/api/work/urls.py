@@ -33,6 +33,7 @@ routes = [
     path("squads/<str:squad_id>", squads.SquadView.as_view()),
     path("workspaces/<str:workspace_id>", workspaces.WorkspaceView.as_view()),
     path("workspaces/<str:workspace_id>/members", workspaces.MembersView.as_view()),
+    path("workspaces/<str:workspace_id>/members/<str:user_id>", workspaces.MemberView.as_view()),
     path("workspaces/<str:workspace_id>/runtime-profiles", workspaces.ProfilesView.as_view()),
     path("runtime-profiles/<str:profile_id>", workspaces.ProfileView.as_view()),
 ]

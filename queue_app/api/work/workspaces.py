@@ -9,7 +9,7 @@ from rest_framework.response import Response
 
 from queue_app.api.work import inputs, outputs
 from queue_app.api.work.base import Query, WorkView, checked, ident, scope_of
-from queue_app.services import agents, workspace_admin
+from queue_app.services import agents, leave_workspace, workspace_admin
 from queue_app.services.scope import find_agent, find_workspace
 
 
@@ -83,6 +83,17 @@ class MembersView(WorkView):
         """The members."""
         found = workspace_admin.members(scope_of(request), ident(workspace_id, "workspace_id"))
         return Response(outputs.MemberOut(found, many=True).data)
+
+
+class MemberView(WorkView):
+    """`/api/workspaces/{id}/members/{user}`"""
+
+    @extend_schema(responses={200: OpenApiTypes.OBJECT})
+    def delete(self, request: Request, workspace_id: str, user_id: str) -> Response:
+        """Remove somebody, or leave; what is open on their machines and of their agents is cancelled."""
+        where = scope_of(request)
+        rows = leave_workspace.leave(where, ident(workspace_id, "workspace_id"), ident(user_id, "user_id"))
+        return Response({"removed": True, "cancelled": len(rows)})
 
 
 class ProfilesView(WorkView):
