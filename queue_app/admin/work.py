@@ -10,7 +10,7 @@ from django.utils.html import format_html
 
 from queue_app.admin.base import EMPTY, ReadOnlyPage, link, link_to
 from queue_app.admin.filters import WorkspaceFilter
-from queue_app.models import Comment, InboxItem, Issue, Squad, SquadMember
+from queue_app.models import Comment, ConnectedApp, InboxItem, Issue, Squad, SquadMember
 from queue_app.models.work import ISSUE_PRIORITIES, ISSUE_STATUSES
 
 _MODEL_OF = {"agent": "agent", "member": "user", "squad": "squad"}
@@ -141,3 +141,14 @@ class InboxItemAdmin(ReadOnlyPage):
     list_select_related = ("user", "workspace")
     ordering = ("-id",)
     fields = (("user", "workspace", "type"), "title", "body", ("issue", "task_id"), ("created_at", "read_at"))
+
+
+@admin.register(ConnectedApp)
+class ConnectedAppAdmin(ReadOnlyPage):
+    """Without the server's entry: it may hold secrets."""
+
+    list_display = ("server_name", "provider", "toolkit_name", "workspace", "created_at")
+    list_filter = (WorkspaceFilter,)
+    list_select_related = ("workspace",)
+    ordering = ("server_name",)
+    fields = (("server_name", "provider", "workspace"), ("toolkit_slug", "toolkit_name"), "created_at")

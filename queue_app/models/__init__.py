@@ -1,6 +1,7 @@
 """Columns, constraints and indexes. No behaviour lives here; the import order is the dependency order."""
 
 from .agents import Agent, AgentRuntime, RuntimeProfile
+from .connections import ConnectedApp
 from .credentials import PersonalAccessToken, TaskToken
 from .evidence import (
     AuditEntry,
@@ -26,6 +27,7 @@ __all__ = [
     "AuditEntry",
     "ClaimDecision",
     "Comment",
+    "ConnectedApp",
     "InboxItem",
     "Issue",
     "LateWrite",

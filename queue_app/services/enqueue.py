@@ -17,7 +17,7 @@ from queue_app.domain.queueing import priority_of, serial_key, summary
 from queue_app.domain.states import OPEN, PENDING_SLOT, WAITING, Kind, Status
 from queue_app.errors import InvalidError
 from queue_app.models import Agent, AgentRuntime, AgentTask, Comment, Issue
-from queue_app.services import squads
+from queue_app.services import connected_apps, squads
 from queue_app.services.clock import database_now
 from queue_app.services.issue_lock import lock_issue
 
@@ -192,6 +192,10 @@ def values_of(wish: Wish, **extra: Any) -> dict[str, Any]:
     return {**values, **extra}
 
 
+def _with_apps(wish: Wish, **extra: Any) -> dict[str, Any]:
+    return values_of(wish, **connected_apps.snapshot(wish.issue.workspace_id), **extra)
+
+
 def people(attribution: Attribution) -> dict[str, Any]:
     """The columns that say for whom a task runs; they are always written together."""
     return {
@@ -243,7 +247,7 @@ def _try(wish: Wish) -> Enqueued | None:
         merged = _merge(wish)
         if merged is not None:
             return Enqueued(COALESCED, merged)
-    made = transitions.enqueue([values_of(wish)], actor=wish.actor)
+    made = transitions.enqueue([_with_apps(wish)], actor=wish.actor)
     if made:
         events.announce("enqueue", made)
         return Enqueued(QUEUED, made[0])
@@ -264,7 +268,7 @@ def _behind(wish: Wish) -> Enqueued | None:
     It is outside the pending slot and is promoted as soon as that is free, so the words wait in a row of their own
     instead of in a plan that a failure would drop.
     """
-    made = transitions.enqueue([values_of(wish, status=Status.DEFERRED, fire_at=database_now())], actor=wish.actor)
+    made = transitions.enqueue([_with_apps(wish, status=Status.DEFERRED, fire_at=database_now())], actor=wish.actor)
     events.announce("defer", made, wakes=False)
     return Enqueued(QUEUED, made[0]) if made else None
 

@@ -12,7 +12,7 @@ from queue_app.domain.queueing import QUICK_CREATE_PRIORITY, serial_key, summary
 from queue_app.domain.states import Kind
 from queue_app.errors import InvalidError
 from queue_app.models import AgentTask, Issue
-from queue_app.services import enqueue
+from queue_app.services import connected_apps, enqueue
 from queue_app.services.scope import Scope, find_agent, one_workspace, require_person
 
 EVIDENCE = "quick_create"
@@ -54,6 +54,7 @@ def quick_create(where: Scope, values: Mapping[str, Any]) -> AgentTask:
         "trigger_evidence_kind": EVIDENCE,
         "trigger_evidence_ref_id": where.caller.user.id,
         **enqueue.people(attribution),
+        **connected_apps.snapshot(workspace_id),
     }
     made = transitions.enqueue([row], actor=where.caller.actor)
     if not made:

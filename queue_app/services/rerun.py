@@ -13,7 +13,7 @@ from queue_app.domain.queueing import priority_of
 from queue_app.domain.states import Status
 from queue_app.errors import ConflictError, InvalidError
 from queue_app.models import Agent, AgentTask, AuditEntry, Issue
-from queue_app.services import access, enqueue, settle, squads
+from queue_app.services import access, connected_apps, enqueue, settle, squads
 from queue_app.services.enqueue import Attribution
 from queue_app.services.issue_lock import lock_issue
 
@@ -133,5 +133,6 @@ def _values(asked: _Asked) -> dict[str, Any]:
         rerun_of_task_id=source.id,
         force_fresh_session=True,
         work_dir=source.work_dir,
+        **connected_apps.snapshot(source.workspace_id),
     )
     return values

@@ -15,6 +15,7 @@ from queue_app.domain.queueing import CHAT_RETRY_PRIORITY
 from queue_app.domain.retry_policy import Decision, No, Retry
 from queue_app.domain.states import PENDING_SLOT, Kind, Status
 from queue_app.models import Agent, AgentTask
+from queue_app.services import connected_apps
 from queue_app.services.clock import database_now
 
 _COPIED = (
@@ -100,6 +101,11 @@ def _opted_in(rows: Sequence[AgentTask]) -> set[UUID]:
 def _enqueue(rows: Sequence[AgentTask], decisions: dict[UUID, Decision], now: datetime | None) -> list[AgentTask]:
     moment = now or database_now()
     asked = [_child(row, decision, moment) for row in rows if isinstance(decision := decisions[row.id], Retry)]
+    # The end of the old row cleared its copy; the new attempt takes the apps as they are now.
+    apps = {
+        workspace_id: connected_apps.snapshot(workspace_id) for workspace_id in {row["workspace_id"] for row in asked}
+    }
+    asked = [{**row, **apps[row["workspace_id"]]} for row in asked]
     return transitions.enqueue(asked, actor="server", reason="retry", now=now) if asked else []
 
 

@@ -48,6 +48,17 @@ class NewComment(serializers.Serializer[Any]):
     parent_id = Ident(required=False, allow_null=True)
 
 
+class NewConnectedApp(serializers.Serializer[Any]):
+    """`POST /api/connected-apps`: `server` is the entry of an MCP configuration."""
+
+    provider = Text(blank=False, max_length=64)
+    server_name = Text(blank=False, max_length=64)
+    toolkit_slug = Text(required=False, max_length=64)
+    toolkit_name = Text(required=False, max_length=TITLE)
+    server = Mapping()
+    workspace_id = Ident(required=False, allow_null=True)
+
+
 class SquadMemberIn(serializers.Serializer[Any]):
     """One member of a squad."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from queue_app.api.work import comments, inbox, issues, squads, tasks, workspaces
+from queue_app.api.work import comments, connected_apps, inbox, issues, squads, tasks, workspaces
 from queue_app.api.work.schema import SchemaView
 
 routes = [
@@ -29,6 +29,8 @@ routes = [
     path("agents", workspaces.AgentsView.as_view()),
     path("agents/<str:agent_id>", workspaces.AgentView.as_view()),
     path("runtimes", workspaces.RuntimesView.as_view()),
+    path("connected-apps", connected_apps.ConnectedAppsView.as_view()),
+    path("connected-apps/<str:app_id>", connected_apps.ConnectedAppView.as_view()),
     path("squads", squads.SquadsView.as_view()),
     path("squads/<str:squad_id>", squads.SquadView.as_view()),
     path("workspaces/<str:workspace_id>", workspaces.WorkspaceView.as_view()),
