@@ -108,9 +108,11 @@ def merge(
 ) -> Moved | None:
     """Fold a newer comment into a waiting row: it becomes the trigger, the old trigger joins the coalesced ones.
 
-    `attribution` holds originator, accountable, source, evidence_kind and evidence_ref; they replace the old as one.
+    `attribution` holds originator, accountable, source, evidence_kind and evidence_ref, and delegated_from if a task
+    wrote it; they replace the old as one.
     """
-    return _one(edges.MERGE, actor, now, task_id=task_id, comment_id=comment_id, summary=summary, **attribution)
+    people = {"delegated_from": None, **attribution}
+    return _one(edges.MERGE, actor, now, task_id=task_id, comment_id=comment_id, summary=summary, **people)
 
 
 def reprioritise(task_id: UUID, *, priority: int, actor: str, now: datetime | None = None) -> Moved | None:

@@ -291,6 +291,7 @@ def _merge(wish: Wish) -> AgentTask | None:
                     "originator": wish.attribution.originator,
                     "accountable": wish.attribution.accountable,
                     "source": wish.attribution.source,
+                    "delegated_from": wish.attribution.delegated_from,
                     "evidence_kind": wish.evidence_kind,
                     "evidence_ref": wish.evidence_ref,
                 },

@@ -57,6 +57,7 @@ MERGE = Transition(
         "originator_user_id": "%(originator)s::uuid",
         "accountable_user_id": "%(accountable)s::uuid",
         "originator_source": "%(source)s::text",
+        "delegated_from_task_id": "%(delegated_from)s::uuid",
         "trigger_evidence_kind": "%(evidence_kind)s::text",
         "trigger_evidence_ref_id": "%(evidence_ref)s::uuid",
     },

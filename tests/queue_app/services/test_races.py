@@ -14,9 +14,10 @@ from django.utils import timezone
 
 from queue_app.domain.states import TERMINAL
 from queue_app.models import AgentRuntime, AgentTask, Comment, LateWrite, TaskEvent
-from queue_app.services import cancel, complete, enqueue, fail, promote, route_comment, verify_history
+from queue_app.services import agents, cancel, complete, enqueue, fail, promote, route_comment, verify_history
 from queue_app.services.issue_lock import lock_issue
 from queue_app.services.recover_orphans import recover_orphans
+from queue_app.services.scope import scope
 from queue_app.sweeps import runner
 from tests.support import lifecycle
 from tests.support.lifecycle import Site
@@ -227,5 +228,35 @@ def _waits_for_a_row() -> bool:
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def test_archiving_sees_the_enqueue_that_is_under_way(site: Site) -> None:
+    """X-01: it waits for a task that is being made and cancels it, so nothing waits for an agent that is gone."""
+    made, ended = threading.Event(), threading.Event()
+
+    def enqueues() -> Any:
+        with transaction.atomic():
+            outcome = enqueue.assign(site.issue, site.agent, caller=site.caller)
+            made.set()
+            until(lambda: ended.is_set() or _somebody_waits(), what="the archiving meets the enqueue")
+            return outcome
+
+    def archives() -> Any:
+        assert made.wait(10)
+        try:
+            return agents.update(scope(site.caller), site.agent.id, {"archived": True})
+        finally:
+            ended.set()
+
+    no_errors(together(enqueues, archives))
+    assert AgentTask.objects.get().status == "cancelled"
+
+
+def _somebody_waits() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
         return bool(cursor.fetchone()[0])
