@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from daemon_client import __version__
 from daemon_client.errors import DaemonError
 
-COMMANDS = ("login", "daemon", "config", "issue", "repo")
+COMMANDS = ("login", "daemon", "config", "issue", "repo", "squad")
 _EPILOG = """\
 first steps on a new machine:
   multica login --server-url http://localhost:8080 --token mul_...

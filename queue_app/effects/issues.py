@@ -16,7 +16,7 @@ from queue_app import events, hooks
 from queue_app.domain import failure_reasons
 from queue_app.domain.redaction import clean, redact
 from queue_app.domain.states import Kind, Status
-from queue_app.models import Agent, AgentTask, Comment, Issue
+from queue_app.models import Agent, AgentTask, Comment, Issue, SquadVerdict
 
 OUTPUT_LIMIT = 8000
 ERROR_LIMIT = 2000
@@ -46,7 +46,7 @@ def _post_output(task: AgentTask) -> None:
     text = clean(output).strip() if isinstance(output, str) else ""
     if not text or (task.kind == Kind.COMMENT and text.lower().rstrip(".!") in _BARE_REPLIES):
         return
-    if _spoke_itself(task):
+    if _spoke_itself(task) or SquadVerdict.objects.filter(task_id=task.id, outcome="no_action").exists():
         return
     words = _bounded(redact(text), OUTPUT_LIMIT)
     _post(task, author_type="agent", author_id=task.agent_id, type="comment", content=words)

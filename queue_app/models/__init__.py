@@ -15,7 +15,7 @@ from .evidence import (
     TaskUsageHourly,
 )
 from .inbox import InboxItem
-from .squads import Squad, SquadMember
+from .squads import Squad, SquadMember, SquadVerdict
 from .task import AgentTask
 from .tenancy import Member, User, Workspace
 from .work import Comment, Issue
@@ -36,6 +36,7 @@ __all__ = [
     "RuntimeProfile",
     "Squad",
     "SquadMember",
+    "SquadVerdict",
     "TaskEvent",
     "TaskMessage",
     "TaskOmission",

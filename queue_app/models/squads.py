@@ -10,6 +10,9 @@ from django.db.models import Q
 from .agents import Agent
 from .base import Row
 from .tenancy import Workspace
+from .work import Issue
+
+VERDICTS = ("action", "no_action", "failed")
 
 
 class Squad(Row):
@@ -46,3 +49,20 @@ class SquadMember(Row):
 
     def __str__(self) -> str:
         return f"{self.member_type} {self.member_id}"
+
+
+class SquadVerdict(Row):
+    """What a leader decided in one of its runs; the last word of the run counts. `task_id` is a plain id."""
+
+    workspace = models.ForeignKey(Workspace, models.CASCADE, db_index=False)
+    issue = models.ForeignKey(Issue, models.CASCADE, related_name="squad_verdicts")
+    squad_id = models.UUIDField()
+    task_id = models.UUIDField(unique=True)
+    outcome = models.CharField(max_length=16, choices=[(name, name) for name in VERDICTS])
+    reason = models.TextField(blank=True, default="")
+
+    class Meta:
+        db_table = "squad_verdict"
+
+    def __str__(self) -> str:
+        return self.outcome

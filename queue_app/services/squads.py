@@ -9,8 +9,8 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from queue_app.errors import ConflictError, InvalidError, NotFoundError
-from queue_app.models import Agent, AuditEntry, Issue, Member, Squad, SquadMember, User
+from queue_app.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
+from queue_app.models import Agent, AuditEntry, Issue, Member, Squad, SquadMember, SquadVerdict, User
 from queue_app.services.scope import Scope, one_workspace, require_admin
 
 WRITABLE = ("name", "leader_id", "instructions")
@@ -99,6 +99,28 @@ def _replace_members(squad: Squad, members: Iterable[Mapping[str, Any]]) -> None
     )
 
 
+def judge(where: Scope, issue: Issue, *, outcome: str, reason: str) -> SquadVerdict:
+    """Keep what the leader decided about an issue in the run whose token calls; a repeat replaces it.
+
+    After `no_action` the run's last words are not posted on the issue. Raises ForbiddenError for anyone but a task of
+    the squad's leader on this issue.
+    """
+    task = where.caller.task
+    if task is None or not task.is_leader_task or task.squad_id is None or task.issue_id != issue.id:
+        raise ForbiddenError("only a squad leader's task may judge, and only its own issue")
+    verdict, _ = SquadVerdict.objects.update_or_create(
+        task_id=task.id,
+        defaults={
+            "workspace_id": issue.workspace_id,
+            "issue": issue,
+            "squad_id": task.squad_id,
+            "outcome": outcome,
+            "reason": reason,
+        },
+    )
+    return verdict
+
+
 # -------------------------------------------------------------------------------------------------- what it means
 
 
@@ -148,7 +170,8 @@ def _briefing(squad: Squad, names: Mapping[UUID, str]) -> str:
     listed = "\n".join(f"* @{names[m.member_id]}" for m in squad.members.all() if m.member_id in names)
     parts = [
         f"You lead the squad “{squad.name}”. Decide who does the work; hand a part to a member by naming them in a "
-        "comment on the issue. Members act only when they are named.",
+        "comment on the issue. Members act only when they are named. Before you end, say what you decided: `multica "
+        "squad activity ISSUE action|no_action|failed --reason TEXT`.",
         f"Members:\n\n{listed}" if listed else "The squad has no other members.",
         squad.instructions.strip(),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 from rest_framework import serializers
 
 from queue_app.api.work.fields import TITLE, Day, Flag, Ident, Mapping, Number, OneOf, Text, Texts, Whole
+from queue_app.models.squads import VERDICTS
 from queue_app.models.work import ISSUE_PRIORITIES, ISSUE_STATUSES
 
 FAMILIES = ("plain", "claude")
@@ -79,6 +80,13 @@ class NewSquad(SquadFields):
     """`POST /api/squads`."""
 
     workspace_id = Ident(required=False, allow_null=True)
+
+
+class VerdictBody(serializers.Serializer[Any]):
+    """`POST /api/issues/{ref}/squad-evaluated`."""
+
+    outcome = OneOf(VERDICTS, blank=False)
+    reason = Text(required=False, allow_null=True, max_length=20_000)
 
 
 class SquadChange(SquadFields):

@@ -9,8 +9,9 @@ from rest_framework.response import Response
 
 from queue_app.api.work import inputs
 from queue_app.api.work.base import Query, WorkView, checked, ident, scope_of
-from queue_app.models import Squad, SquadMember
+from queue_app.models import Squad, SquadMember, SquadVerdict
 from queue_app.services import squads
+from queue_app.services.issues import find as find_issue
 
 
 class SquadMemberOut(serializers.ModelSerializer[SquadMember]):
@@ -64,3 +65,27 @@ class SquadView(WorkView):
         """Change the given fields. Admins only."""
         values = checked(inputs.SquadChange, request.data, partial=True)
         return Response(SquadOut(squads.update(scope_of(request), ident(squad_id, "squad_id"), values)).data)
+
+
+class VerdictOut(serializers.ModelSerializer[SquadVerdict]):
+    """What a leader decided in one run."""
+
+    issue_id = serializers.UUIDField(read_only=True)
+    outcome = serializers.CharField(read_only=True)
+
+    class Meta:
+        model = SquadVerdict
+        fields = ("id", "issue_id", "squad_id", "task_id", "outcome", "reason", "created_at")
+
+
+class EvaluatedView(WorkView):
+    """`/api/issues/{ref}/squad-evaluated`"""
+
+    @extend_schema(request=inputs.VerdictBody, responses=VerdictOut)
+    def post(self, request: Request, ref: str) -> Response:
+        """Say what was decided; only the leader's own task may."""
+        where = scope_of(request)
+        values = checked(inputs.VerdictBody, request.data)
+        issue = find_issue(where, ref)
+        made = squads.judge(where, issue, outcome=values["outcome"], reason=values.get("reason") or "")
+        return Response(VerdictOut(made).data)

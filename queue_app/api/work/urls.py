@@ -18,6 +18,7 @@ routes = [
     path("issues/<str:ref>/task-runs", issues.RunsView.as_view()),
     path("issues/<str:ref>/usage", issues.UsageView.as_view()),
     path("issues/<str:ref>/rerun", issues.RerunView.as_view()),
+    path("issues/<str:ref>/squad-evaluated", squads.EvaluatedView.as_view()),
     path("issues/<str:ref>/comments", comments.CommentsView.as_view()),
     path("comments/<str:comment_id>", comments.CommentView.as_view()),
     path("comments/<str:comment_id>/resolve", comments.ResolveView.as_view()),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from queue_app.auth import for_user
-from queue_app.models import Agent, AgentTask, AuditEntry, InboxItem, Member, Squad
+from queue_app.models import Agent, AgentTask, AuditEntry, Comment, InboxItem, Member, Squad
 from queue_app.services import claim
+from queue_app.services.complete import complete
 from tests.queue_app.api_work.conftest import Api, World, person_token
 from tests.support import factories, lifecycle
 
@@ -132,3 +133,33 @@ def test_a_colleague_does_not_see_anothers_inbox(world: World) -> None:
     api = Api(person_token(member))
     assert api.get("inbox").json() == []
     assert api.post(f"inbox/{item.id}/read").status_code == 404
+
+
+@pytest.mark.parametrize(("outcome", "posts"), [("no_action", 0), ("action", 1)])
+def test_a_leader_that_decides_for_nothing_says_nothing(world: World, outcome: str, posts: int) -> None:
+    """Q-20: the verdict is kept, the last one counts, and after `no_action` the last words are not posted."""
+    squad = make_squad(world)
+    issue = world.issue(assignee_type="squad", assignee_id=str(squad.id))
+    task = lifecycle.start(lifecycle.dispatch(world.tasks(issue)[0]))
+    api = world.agent_api(task)
+    assert api.post(f"issues/{issue.id}/squad-evaluated", {"outcome": "failed"}).status_code == 200
+    kept = api.post(f"issues/{issue.identifier}/squad-evaluated", {"outcome": outcome, "reason": "r"}).json()
+    assert (kept["outcome"], kept["squad_id"], kept["task_id"]) == (outcome, str(squad.id), str(task.id))
+    complete(for_user(world.owner), task.id, claim_token=task.claim_token, result={"output": "nothing to do here"})
+    assert Comment.objects.filter(issue=issue).count() == posts
+
+
+def test_only_the_leaders_task_judges_its_own_issue(world: World, other: World, hand: Agent) -> None:
+    """D18: not a person, not a member's task, not another issue, not another workspace."""
+    squad = make_squad(world, hand)
+    issue = world.issue(assignee_type="squad", assignee_id=str(squad.id))
+    (leading,) = world.tasks(issue)
+    leader = world.agent_api(leading)
+    (run,) = leader.post(f"issues/{issue.id}/comments", {"content": "@Hand please"}).json()["runs"]
+    member = world.agent_api(AgentTask.objects.get(id=run["task_id"]))
+    path, body = f"issues/{issue.id}/squad-evaluated", {"outcome": "action"}
+    assert world.api.post(path, body).status_code == 403
+    assert member.post(path, body).status_code == 403
+    assert leader.post(f"issues/{world.issue().id}/squad-evaluated", body).status_code == 403
+    assert other.api.post(path, body).status_code == 404
+    assert leader.post(path, {"outcome": "maybe"}).status_code == 400
