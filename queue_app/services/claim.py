@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -56,11 +57,15 @@ class _Request:
 
 @dataclass
 class _Look:
-    """What the database said: delivered rows, the outcome of each runtime, rows that the answers share."""
+    """What the database said: delivered rows, the outcome of each runtime, rows that the answers share.
+
+    `recorded` names the runtimes whose outcome is kept already.
+    """
 
     tasks: list[dict[str, Any]]
     runtimes: dict[str, dict[str, Any]]
     shared: dict[str, Any]
+    recorded: set[str] = field(default_factory=set)
 
 
 def claim(
@@ -143,11 +148,23 @@ def _claim(request: _Request, ids: Sequence[str]) -> list[dict[str, Any]]:
     if not cold:
         return []
     look = _look(request, cold, request.room)
-    _keep_verdicts(look, known)
+    with _whatever_happens("keeping the empty verdicts"):
+        _keep_verdicts(look, known)
     _queue_what_is_due(request, look)
-    for runtime_id, facts in look.runtimes.items():
-        decisions.note(runtime_id, facts["outcome"], request.door, facts.get("workspace_id"))
+    with _whatever_happens("keeping the outcomes"):
+        for runtime_id in look.runtimes.keys() - look.recorded:
+            facts = look.runtimes[runtime_id]
+            decisions.note(runtime_id, facts["outcome"], request.door, facts.get("workspace_id"))
     return _hand_over(request, look)
+
+
+@contextmanager
+def _whatever_happens(what: str) -> Iterator[None]:
+    """Run what is only told or counted about a claim: its failure is logged, and no delivery is lost by it."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed after a claim; what was claimed is handed over", what)
 
 
 def _answers(verdict: Verdict | None, request: _Request) -> bool:
@@ -240,6 +257,7 @@ def _queue_what_is_due(request: _Request, look: _Look) -> None:
         log.warning("deferred work could not be queued: %s", type(error).__name__)
         for runtime_id in due:
             decisions.error(runtime_id, Outcome.ERROR_PROMOTE, request.door, text=type(error).__name__)
+        look.recorded.update(due)
         return
     if again is not None:
         _merge(look, again)
@@ -261,10 +279,8 @@ def _hand_over(request: _Request, look: _Look) -> list[dict[str, Any]]:
     """Build the answer of each delivered task; one that cannot be built is put back or ended, the others go out."""
     if not look.tasks:
         return []
-    events.announce("claim", [_as_row(task) for task in look.tasks if task["verb"] == "claim"], wakes=False)
-    again = [task["runtime_id"] for task in look.tasks if task["verb"] != "claim"]
-    if again:
-        empty_claims.bump(again)
+    with _whatever_happens("telling of the deliveries"):
+        _tell(look)
     if request.left() <= 0:
         raise _undone(request, look.tasks)
     shared, trouble = _shared(look)
@@ -272,6 +288,13 @@ def _hand_over(request: _Request, look: _Look) -> list[dict[str, Any]]:
     if request.left() <= 0:
         raise _undone(request, [task for task, answer in answers if answer is not None])
     return [answer.wire for _, answer in answers if answer is not None]
+
+
+def _tell(look: _Look) -> None:
+    events.announce("claim", [_as_row(task) for task in look.tasks if task["verb"] == "claim"], wakes=False)
+    again = [task["runtime_id"] for task in look.tasks if task["verb"] != "claim"]
+    if again:
+        empty_claims.bump(again)
 
 
 def _as_row(task: Mapping[str, Any]) -> AgentTask:

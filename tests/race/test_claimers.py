@@ -24,6 +24,7 @@ LOCK_INSIDE = AGENTS_READ.replace(
     "JOIN (SELECT * FROM agent l WHERE l.id = ANY(v_pair_agents) ORDER BY l.id FOR NO KEY UPDATE) a ON",
 )
 ROW_LOCK = "     FOR NO KEY UPDATE SKIP LOCKED\n)\nSELECT coalesce(array_agg(c.id ORDER BY c.place)"
+ROW_UNLOCKED = ROW_LOCK.replace("     FOR NO KEY UPDATE SKIP LOCKED\n", "")
 
 
 def fill(agent: Agent, count: int, **fields: object) -> list[AgentTask]:
@@ -45,7 +46,7 @@ def runtime() -> AgentRuntime:
 def test_fifty_claimers_take_a_thousand_tasks_each_once(runtime: AgentRuntime) -> None:
     """C-01, C-20: N rows and 50 parallel claimers; every row is delivered by exactly one answer, N in all.
 
-    Without `SKIP LOCKED` and the state test on the locked row (`ROW_LOCK` cut out) rows were delivered twice.
+    Claimers of one agent take turns at its row already; what the lock on the rows adds is proved below.
     """
     for _ in range(20):
         fill(make.make_agent(runtime, max_concurrent_tasks=50), 50)
@@ -63,6 +64,17 @@ def test_fifty_claimers_take_a_thousand_tasks_each_once(runtime: AgentRuntime) -
     assert TaskEvent.objects.filter(verb="claim").count() == 1000
     assert set(AgentTask.objects.values_list("deliveries", flat=True)) == {1}
     assert TaskToken.objects.count() == 1000
+
+
+def test_one_row_meets_the_chain_of_its_events_without_both_locks(runtime: AgentRuntime) -> None:
+    """C-01, C-14: the proof for the locks on agent and row: two claims choose one row, and only the unique number of
+    its next event stands between it and a second delivery, at the cost of the whole batch.
+    """
+    agent = make.make_agent(runtime, max_concurrent_tasks=50)
+    fill(agent, 3)
+    guards = (AGENT_LOCK, ""), (ROW_LOCK, ROW_UNLOCKED)
+    with without(*guards) as function, pytest.raises(UniqueViolation, match="uq_task_event_seq"):
+        overtaken(agent, most=4, function=function)
 
 
 @pytest.mark.parametrize("cap", [1, 2])
